@@ -14,7 +14,6 @@ use crate::storage::datavolume::Obstacle;
 use crate::storage::profile::CloneStrategy;
 use crate::storage::resources::{CONTENTS, PODS, SNAPSHOTS};
 use crate::storage::seen::claim::Phase;
-use crate::storage::seen::snapshot::block_of_content;
 use crate::storage::seen::{Claim, Snapshot, Worker};
 use crate::storage::worker::upload::Upload;
 use crate::storage::{keys, names, signers};
@@ -191,12 +190,18 @@ impl Controller {
         Ok(found.as_ref().map(Snapshot::from))
     }
 
-    /// The snapshot that is cloned. Its content has the volume mode, where no annotation does.
+    /// The snapshot that is cloned, with the fields of its content. A snapshot without a known node is on that of its claim.
     async fn source_snapshot(&self, key: &Key) -> Result<Option<Snapshot>> {
         let Some(mut snapshot) = self.snapshot(key).await? else { return Ok(None) };
-        if snapshot.block.is_none() && !snapshot.content.is_empty() {
+        if !snapshot.content.is_empty() {
             let content = self.client.find::<Value>(CONTENTS, &Key::cluster(&snapshot.content)).await?;
-            snapshot.block = content.as_ref().and_then(block_of_content);
+            if let Some(content) = content {
+                snapshot.complete(&content);
+            }
+        }
+        if snapshot.node.is_none() {
+            let claim = self.caches.claims.get(&Key::new(key.namespace(), &snapshot.claim));
+            snapshot.node = self.persistent(claim.as_deref()).await?.and_then(|volume| volume.node);
         }
         Ok(Some(snapshot))
     }

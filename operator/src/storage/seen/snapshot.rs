@@ -7,6 +7,9 @@ use super::meta::{Meta, text};
 /// Annotation: volume mode of the claim that a snapshot was taken of.
 const SOURCE_MODE: &str = "cdi.kubevirt.io/storage.import.sourceVolumeMode";
 
+/// Label of a VolumeSnapshotContent: the node of its driver, where each node has a driver of its own.
+const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+
 /// The fields read from a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -26,15 +29,20 @@ pub struct Snapshot {
     pub error: String,
     /// Whether it is of a Block volume, where that is known.
     pub block: Option<bool>,
+    /// The node whose storage has it; `None` where every node reaches it, or where that is not known.
+    pub node: Option<String>,
 }
 
 fn is_block(mode: &str) -> bool {
     mode == "Block"
 }
 
-/// Whether a VolumeSnapshotContent is of a Block volume, where its `spec.sourceVolumeMode` tells.
-pub fn block_of_content(content: &Value) -> Option<bool> {
-    content["spec"]["sourceVolumeMode"].as_str().map(is_block)
+impl Snapshot {
+    /// Adds the fields of its VolumeSnapshotContent: volume mode and node.
+    pub fn complete(&mut self, content: &Value) {
+        self.block = self.block.or_else(|| content["spec"]["sourceVolumeMode"].as_str().map(is_block));
+        self.node = content["metadata"]["labels"][MANAGED_BY].as_str().map(str::to_owned);
+    }
 }
 
 impl From<&Value> for Snapshot {
@@ -44,6 +52,7 @@ impl From<&Value> for Snapshot {
         Self {
             class: text(&object["spec"]["volumeSnapshotClassName"]),
             claim: text(&object["spec"]["source"]["persistentVolumeClaimName"]),
+            node: None,
             content: text(&status["boundVolumeSnapshotContentName"]),
             ready: status["readyToUse"] == true,
             size: size.unwrap_or(0),
@@ -62,15 +71,22 @@ mod tests {
 
     #[test]
     fn snapshots_are_read() {
-        let snapshot = Snapshot::from(&json!({
+        let mut snapshot = Snapshot::from(&json!({
             "metadata": {"name": "s", "annotations": {SOURCE_MODE: "Block"}},
             "spec": {"volumeSnapshotClassName": "c", "source": {"persistentVolumeClaimName": "p"}},
             "status": {"readyToUse": true, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": "x"},
         }));
         assert_eq!((snapshot.ready, snapshot.size, snapshot.block), (true, 1 << 30, Some(true)));
+        snapshot.complete(&json!({"spec": {"sourceVolumeMode": "Filesystem"}}));
+        assert_eq!(snapshot.block, Some(true), "the annotation comes first");
         let texts = (snapshot.class.as_str(), snapshot.claim.as_str(), snapshot.content.as_str());
         assert_eq!(texts, ("c", "p", "x"));
-        assert_eq!(block_of_content(&json!({"spec": {"sourceVolumeMode": "Filesystem"}})), Some(false));
-        assert_eq!(block_of_content(&json!({"spec": {}})), None);
+        let mut other = Snapshot::default();
+        other.complete(&json!({"spec": {}}));
+        assert_eq!(other, Snapshot::default());
+        other.complete(&json!({
+            "metadata": {"labels": {MANAGED_BY: "node1"}}, "spec": {"sourceVolumeMode": "Filesystem"},
+        }));
+        assert_eq!((other.block, other.node.as_deref()), (Some(false), Some("node1")));
     }
 }

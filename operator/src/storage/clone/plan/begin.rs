@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::advance::advance;
+use super::make::node_of_source;
 use super::source::given;
 use super::step::{From, Observed, Plan, annotate, finalize, has_finalizer, warning};
 use crate::storage::action::Action;
@@ -38,6 +39,10 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
         has_snapshot_class: !profile.snapshot_class.is_empty(),
     };
     let (way, fallback) = choose::choose(&given, &wanted, o.forced);
+    // Without a node for it the driver would not begin. The pods of a copy are given one.
+    let nowhere =
+        class.waits_for_consumer && !annotation(names::SELECTED_NODE) && node_of_source(o).is_none();
+    let way = if nowhere { CloneStrategy::Copy } else { way };
     if way == CloneStrategy::Copy {
         match o.from {
             From::Claim(_, _, Some(pod)) => return in_use(o, pod),

@@ -27,14 +27,18 @@ pub(super) fn filled(o: &Observed<'_>, size: u64, data: &Value) -> Value {
     claim
 }
 
-/// The claim into which a snapshot is restored for a sender, whose pod is its consumer.
+/// The claim into which a snapshot is restored for a sender, whose pod is its consumer where no node is known.
 pub(super) fn put_back(o: &Observed<'_>, source: &Snapshot, class: &Class) -> Value {
     let size = if source.size > 0 { source.size } else { o.target.size };
     let block = source.block.unwrap_or(o.target.block);
+    let mut metadata = sender::metadata(&restored(&o.target.meta.uid), &o.origin.namespace, o.target);
+    if let Some(node) = source.node.as_ref().filter(|_| class.waits_for_consumer) {
+        metadata["annotations"][names::SELECTED_NODE] = json!(node);
+    }
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": sender::metadata(&restored(&o.target.meta.uid), &o.origin.namespace, o.target),
+        "metadata": metadata,
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "volumeMode": if block { "Block" } else { "Filesystem" },
@@ -52,18 +56,23 @@ pub(super) fn empty(o: &Observed<'_>) -> Value {
     claim
 }
 
+/// The node of the source, which a driver can clone it on.
+pub(super) fn node_of_source<'a>(o: &Observed<'a>) -> Option<&'a str> {
+    match o.from {
+        From::Claim(source, volume, _) => {
+            let chosen = source.meta.annotation(names::SELECTED_NODE);
+            chosen.or_else(|| volume?.node.as_deref())
+        }
+        From::Snapshot(source, _) => source.node.as_deref(),
+        From::Missing => None,
+    }
+}
+
 fn shape(o: &Observed<'_>, namespace: &str, size: u64) -> Value {
     let mut metadata = sender::metadata(&temporary(&o.target.meta.uid), namespace, o.target);
     metadata["annotations"][names::IMMEDIATE] = json!("");
-    let of_source = match o.from {
-        From::Claim(source, volume, _) if namespace == o.origin.namespace => {
-            let chosen = source.meta.annotation(names::SELECTED_NODE).map(str::to_owned);
-            chosen.or_else(|| volume.and_then(|volume| volume.node.clone()))
-        }
-        From::Claim(..) | From::Snapshot(..) | From::Missing => None,
-    };
-    let chosen = o.target.meta.annotation(names::SELECTED_NODE).map(str::to_owned);
-    if let Some(node) = chosen.or(of_source) {
+    let chosen = o.target.meta.annotation(names::SELECTED_NODE);
+    if let Some(node) = chosen.or_else(|| node_of_source(o).filter(|_| namespace == o.origin.namespace)) {
         metadata["annotations"][names::SELECTED_NODE] = json!(node);
     }
     json!({

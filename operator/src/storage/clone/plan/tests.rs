@@ -380,7 +380,13 @@ fn helpers_in_another_namespace_go_before_the_finalizer() {
 
 #[test]
 fn a_snapshot_that_cannot_become_the_target_is_restored_beside_it_and_copied() {
-    let taken = Snapshot { ready: true, size: 512 << 20, block: Some(true), ..Snapshot::default() };
+    let taken = Snapshot {
+        ready: true,
+        size: 512 << 20,
+        block: Some(true),
+        node: Some("node1".into()),
+        ..Snapshot::default()
+    };
     for direct in [false, true] {
         let fresh = target(if direct { "Bound" } else { "Pending" }, &json!({names::IMMEDIATE: ""}));
         let case = |target| Case {
@@ -406,6 +412,7 @@ fn a_snapshot_that_cannot_become_the_target_is_restored_beside_it_and_copied() {
         assert_eq!(made["metadata"]["name"], "tmp-source-pvc-t");
         assert_eq!(made["metadata"]["namespace"], "golden");
         assert_eq!(made["spec"]["volumeMode"], "Block", "as the snapshot's volume");
+        assert_eq!(made["metadata"]["annotations"][names::SELECTED_NODE], "node1");
         assert_eq!(made["spec"]["resources"]["requests"]["storage"], (512_u64 << 20).to_string());
         assert_eq!(made["spec"]["dataSource"]["kind"], "VolumeSnapshot");
 
@@ -416,6 +423,18 @@ fn a_snapshot_that_cannot_become_the_target_is_restored_beside_it_and_copied() {
         let over = target("Bound", &json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Succeeded"}));
         let plan = Case { restored: Some(&restored), ..case(&over) }.plan();
         assert!(matches!(plan.actions.as_slice(), [Action::Delete { kind: Kind::Claim, .. }]), "{plan:?}");
+    }
+}
+
+#[test]
+fn a_clone_without_a_node_for_its_driver_is_copied() {
+    let fresh = target("Pending", &json!({names::IMMEDIATE: ""}));
+    for (node, word) in [(Some("node1"), "snapshot"), (None, "copy")] {
+        let node = node.map(str::to_owned);
+        let taken = Snapshot { ready: true, size: 1 << 30, block: Some(false), node, ..Snapshot::default() };
+        let begun = Case { of_snapshot: Some(&taken), ..Case::new(&fresh, None) }.plan();
+        let Some(Action::Annotate { annotations, .. }) = begun.actions.first() else { panic!("{begun:?}") };
+        assert_eq!(annotations[names::CLONE_TYPE].as_deref(), Some(word));
     }
 }
 
