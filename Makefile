@@ -169,10 +169,12 @@ AUDIT := $(CARGO_TARGET_DIR)/audit
 soak: export FERROVIRT_CLUSTER_AUDIT := $(AUDIT)
 soak: deps server cni kube helm image
 	rm -rf "$(AUDIT)"
-	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
-	cargo test --locked --workspace --test daemon_debian --test daemon_releases -- --ignored
-	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test helm -- --ignored
-	cargo test --locked -p e2e --test grants -- --ignored
+	cargo test --locked --workspace --no-run
+	FERROVIRT_SOAK=1 "$$CARGO_TARGET_DIR/debug/lanes" --single
+	FERROVIRT_SOAK=1 cargo test --locked --workspace --doc
+	cargo test --locked --workspace --test integration -- --ignored daemon_debian:: daemon_releases::
+	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test integration helm:: -- --ignored
+	cargo test --locked -p e2e --test integration grants:: -- --ignored
 
 bench: build peers
 	cargo run --release --locked -p benches --bin bench -- \
