@@ -62,7 +62,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build install programs server cni peers demo deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube helm root cluster cluster-down
+.PHONY: build install programs server cni peers demo demo-programs deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube helm root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -129,12 +129,20 @@ cluster-down: root deps
 	cargo build --quiet --locked -p e2e
 	@"$$CARGO_TARGET_DIR/debug/cluster" down
 
+# What a demo runs, and nothing else; of all packages, so that `make build` uses the same dependencies.
+DEMO := importer $(if $(IMAGE),,hpp-csi virt-node virt-launcher)
+
+demo-programs: deps
+	@[ -x "$$CARGO_TARGET_DIR/release/$(lastword $(DEMO))" ] || \
+	  echo "The first build takes up to half an hour on two processors; later ones take seconds."
+	$(BUILD_release) $(addprefix --bin ,$(DEMO))
+
 # With an image of one's own it is imported and booted; else guests run from YAML, too, which takes root.
 ifdef CLUSTER
 demo: cluster
 	@eval "$$("$$CARGO_TARGET_DIR/debug/cluster" up --platform 2> /dev/null)"; demo/cluster
 else
-demo: build
+demo: demo-programs $(if $(IMAGE),,cni)
 	demo/run "$$CARGO_TARGET_DIR/release/importer" "$(IMAGE)"
 	@[ -n "$(IMAGE)" ] || { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -E"; \
 	  $$sudo demo/guests "$$CARGO_TARGET_DIR/release" "$$CARGO_TARGET_DIR/$(TRIPLE)/release"; }
@@ -169,10 +177,12 @@ AUDIT := $(CARGO_TARGET_DIR)/audit
 soak: export FERROVIRT_CLUSTER_AUDIT := $(AUDIT)
 soak: deps server cni kube helm image
 	rm -rf "$(AUDIT)"
-	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
-	cargo test --locked --workspace --test daemon_debian --test daemon_releases -- --ignored
-	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test helm -- --ignored
-	cargo test --locked -p e2e --test grants -- --ignored
+	cargo test --locked --workspace --no-run
+	FERROVIRT_SOAK=1 "$$CARGO_TARGET_DIR/debug/lanes" --single
+	FERROVIRT_SOAK=1 cargo test --locked --workspace --doc
+	cargo test --locked --workspace --test integration -- --ignored daemon_debian:: daemon_releases::
+	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test integration helm:: -- --ignored
+	cargo test --locked -p e2e --test integration grants:: -- --ignored
 
 bench: build peers
 	cargo run --release --locked -p benches --bin bench -- \

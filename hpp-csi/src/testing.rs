@@ -10,7 +10,7 @@ use crate::config::{self, Config, PoolConfig};
 use crate::driver::Driver;
 use crate::id::Id;
 
-#[path = "../tests/support/place.rs"]
+#[path = "../tests/integration/support/place.rs"]
 #[allow(dead_code, reason = "unit tests use a part of it")]
 pub(crate) mod place;
 

@@ -1,19 +1,22 @@
-//! Runs every test program of the workspace, two at a time, so that `make test` ends in time: most tests wait for something
+//! Runs every test of the workspace in groups, two at a time, so that `make test` ends in time: most tests wait for something
 //! other than a processor.
 //!
+//! A group is a process: the unit tests of a crate, or one module of a package's integration tests. The tests of a module
+//! share their cluster, statics and allocator with each other and with no other module.
+//!
 //! ```text
-//! lane 1: programs with a cluster, longest first ──► other programs            ┐
-//! lane 2: other programs ──► programs with a cluster, shortest first           ┴─► programs that run alone
+//! lane 1: groups with a cluster, longest first ──► other groups                ┐
+//! lane 2: other groups ──► groups with a cluster, shortest first               ┴─► groups that run alone
 //! ```
 //!
-//! `make soak` does not use it: its bars are for a machine that does nothing else.
+//! With `--single` there is one lane, as `make soak` has it: its bars are for a machine that does nothing else.
 //!
-//! Not here: which tests there are (cargo), and their build.
+//! Not here: which tests there are (cargo and the programs' own lists), and their build.
 
 #![expect(clippy::print_stdout, reason = "what it prints is its result")]
 
-use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,32 +25,40 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use serde::Deserialize;
 
-/// The folder of the programs that start clusters.
+/// The root of the integration tests of a package that has several subjects: a module each.
+const INTEGRATION: &str = "tests/integration/main.rs";
+/// The folder of the groups that start clusters.
 const CLUSTERS: &str = "e2e/";
 /// Of those, the ones that run longest, longest first; all others come after them.
 const LONGEST: [&str; 4] = ["e2e/platform", "e2e/platform_nodes", "e2e/storage", "e2e/hpp_csi"];
-/// Programs that run alone: they measure the whole machine, or count its loop devices or clusters.
+/// Groups that run alone: they measure the whole machine, or count its loop devices or clusters.
 const ALONE: [&str; 3] = ["e2e/macpool", "e2e/cluster", "importer/space"];
 
-/// Run the workspace's test programs, two at a time
+/// Run the workspace's tests, two groups at a time
 #[derive(Debug, Parser)]
 #[command(
-    after_help = "Examples:\n  lanes             all\n  lanes hpp-csi/    those of one package\n  lanes e2e/storage one program"
+    after_help = "Examples:\n  lanes             all\n  lanes hpp-csi/    those of one package\n  lanes e2e/storage one module"
 )]
 struct Arguments {
-    /// Only programs whose name, FOLDER/TARGET, contains this
+    /// Only groups whose name, FOLDER/MODULE or FOLDER/TARGET, contains this
     #[arg(default_value = "")]
     word: String,
+    /// One group at a time
+    #[arg(long)]
+    single: bool,
 }
 
-/// A test program.
+/// Tests that run in one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Program {
-    /// Folder of its package and name of its target, such as `e2e/storage`; unit tests have the name of the crate.
+struct Group {
+    /// Folder of their package and their module, such as `e2e/storage`, or the name of the program that has no other tests;
+    /// unit tests have the name of the crate.
     name: String,
-    /// Where it runs: the package's folder.
+    /// Where they run: the package's folder.
     folder: PathBuf,
     executable: PathBuf,
+    /// Their names, where the program has other tests too.
+    tests: Option<Vec<String>>,
 }
 
 /// A line that cargo prints of what it built, as far as it is used.
@@ -62,6 +73,7 @@ struct Message {
 #[derive(Debug, Deserialize)]
 struct Target {
     name: String,
+    src_path: PathBuf,
 }
 
 #[derive(Debug, Deserialize)]
@@ -70,8 +82,8 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the test programs.
-fn programs() -> Result<Vec<Program>> {
+/// Builds the test programs and lists their groups.
+fn groups() -> Result<Vec<Group>> {
     let root = std::env::current_dir()?;
     let built = Command::new("cargo")
         .args(["test", "--locked", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
@@ -79,7 +91,7 @@ fn programs() -> Result<Vec<Program>> {
         .output()
         .context("cargo does not run")?;
     ensure!(built.status.success(), "the tests do not build");
-    let mut programs = Vec::new();
+    let mut groups = Vec::new();
     for line in built.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let message: Message =
             serde_json::from_slice(line).context("cargo printed something else than JSON")?;
@@ -92,39 +104,72 @@ fn programs() -> Result<Vec<Program>> {
         let inside = folder
             .strip_prefix(&root)
             .context("a package outside of the workspace: start this at its root")?;
-        programs.push(Program { name: format!("{}/{}", inside.display(), target.name), folder, executable });
+        let inside = inside.display().to_string();
+        if target.src_path.ends_with(INTEGRATION) {
+            let list = list(&executable, &folder)?;
+            groups.extend(modules(&list).into_iter().map(|(module, tests)| Group {
+                name: format!("{inside}/{module}"),
+                folder: folder.clone(),
+                executable: executable.clone(),
+                tests: Some(tests),
+            }));
+        } else {
+            groups.push(Group { name: format!("{inside}/{}", target.name), folder, executable, tests: None });
+        }
     }
-    Ok(programs)
+    Ok(groups)
+}
+
+/// What a test program prints of its tests.
+fn list(executable: &Path, folder: &Path) -> Result<String> {
+    let listed = Command::new(executable)
+        .args(["--list", "--format", "terse"])
+        .current_dir(folder)
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("{} does not start", executable.display()))?;
+    ensure!(listed.status.success(), "{} does not list its tests", executable.display());
+    String::from_utf8(listed.stdout).context("the names of tests are text")
+}
+
+/// The tests of a list, by their outermost module. A test outside of all modules is a module of its own.
+fn modules(list: &str) -> BTreeMap<String, Vec<String>> {
+    let mut modules: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let module = test.split_once("::").map_or(test, |(module, _)| module);
+        modules.entry(module.to_owned()).or_default().push(test.to_owned());
+    }
+    modules
 }
 
 /// What is left to run.
 #[derive(Debug, Default)]
 struct Queue {
     /// With a cluster, longest first.
-    clusters: VecDeque<Program>,
-    others: VecDeque<Program>,
-    alone: VecDeque<Program>,
+    clusters: VecDeque<Group>,
+    others: VecDeque<Group>,
+    alone: VecDeque<Group>,
 }
 
 impl Queue {
-    fn new(programs: Vec<Program>) -> Self {
+    fn new(groups: Vec<Group>) -> Self {
         let mut queue = Self::default();
-        for program in programs {
-            let name = program.name.as_str();
+        for group in groups {
+            let name = group.name.as_str();
             if ALONE.contains(&name) {
-                queue.alone.push_back(program);
+                queue.alone.push_back(group);
             } else if name.starts_with(CLUSTERS) {
-                queue.clusters.push_back(program);
+                queue.clusters.push_back(group);
             } else {
-                queue.others.push_back(program);
+                queue.others.push_back(group);
             }
         }
-        let place = |program: &Program| LONGEST.iter().position(|name| *name == program.name);
-        queue.clusters.make_contiguous().sort_by_key(|program| place(program).unwrap_or(LONGEST.len()));
+        let place = |group: &Group| LONGEST.iter().position(|name| *name == group.name);
+        queue.clusters.make_contiguous().sort_by_key(|group| place(group).unwrap_or(LONGEST.len()));
         queue
     }
 
-    fn next(&mut self, lane: Lane) -> Option<Program> {
+    fn next(&mut self, lane: Lane) -> Option<Group> {
         match lane {
             Lane::Clusters => self.clusters.pop_front().or_else(|| self.others.pop_front()),
             Lane::Others => self.others.pop_front().or_else(|| self.clusters.pop_back()),
@@ -140,7 +185,7 @@ enum Lane {
     Alone,
 }
 
-/// How a program ended.
+/// How a group ended.
 #[derive(Debug)]
 struct Outcome {
     name: String,
@@ -150,28 +195,33 @@ struct Outcome {
     output: String,
 }
 
-fn run(program: &Program) -> Result<Outcome> {
+fn run(group: &Group) -> Result<Outcome> {
     let begun = Instant::now();
     // One file for both streams, so that their order stays.
     let file = tempfile::NamedTempFile::new()?;
-    let status = Command::new(&program.executable)
-        .current_dir(&program.folder)
-        .env("CARGO_MANIFEST_DIR", &program.folder)
+    let mut command = Command::new(&group.executable);
+    if let Some(tests) = &group.tests {
+        // Whole names: without --exact, `space::` would select `crate_space::` too.
+        command.arg("--exact").args(tests);
+    }
+    let status = command
+        .current_dir(&group.folder)
+        .env("CARGO_MANIFEST_DIR", &group.folder)
         .stdin(Stdio::null())
         .stdout(file.reopen()?)
         .stderr(file.as_file().try_clone()?)
         .status()
-        .with_context(|| format!("{} does not start", program.executable.display()))?;
+        .with_context(|| format!("{} does not start", group.executable.display()))?;
     let output = String::from_utf8_lossy(&std::fs::read(file.path())?).into_owned();
-    Ok(Outcome { name: program.name.clone(), passed: status.success(), took: begun.elapsed(), output })
+    Ok(Outcome { name: group.name.clone(), passed: status.success(), took: begun.elapsed(), output })
 }
 
 /// Runs what is in a lane. Prints what passes at once, and keeps what fails for the end.
 fn drive(lane: Lane, queue: &Mutex<Queue>, ended: &Mutex<Vec<Outcome>>) -> Result<()> {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next(lane);
-        let Some(program) = next else { return Ok(()) };
-        let outcome = run(&program)?;
+        let Some(group) = next else { return Ok(()) };
+        let outcome = run(&group)?;
         let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
         let seconds = outcome.took.as_secs_f64();
         if outcome.passed {
@@ -185,16 +235,16 @@ fn drive(lane: Lane, queue: &Mutex<Queue>, ended: &Mutex<Vec<Outcome>>) -> Resul
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let programs: Vec<Program> =
-        programs()?.into_iter().filter(|program| program.name.contains(&arguments.word)).collect();
-    if programs.is_empty() {
-        bail!("no test program has {:?} in its name", arguments.word);
+    let groups: Vec<Group> =
+        groups()?.into_iter().filter(|group| group.name.contains(&arguments.word)).collect();
+    if groups.is_empty() {
+        bail!("no test module or program has {:?} in its name", arguments.word);
     }
-    let (queue, ended) = (Mutex::new(Queue::new(programs)), Mutex::default());
+    let (queue, ended) = (Mutex::new(Queue::new(groups)), Mutex::default());
     std::thread::scope(|scope| {
-        let lane = scope.spawn(|| drive(Lane::Others, &queue, &ended));
+        let second = (!arguments.single).then(|| scope.spawn(|| drive(Lane::Others, &queue, &ended)));
         drive(Lane::Clusters, &queue, &ended)?;
-        lane.join().unwrap_or_else(|_| bail!("a lane ended"))
+        second.map_or(Ok(()), |lane| lane.join().unwrap_or_else(|_| bail!("a lane ended")))
     })?;
     drive(Lane::Alone, &queue, &ended)?;
     let mut ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -216,8 +266,12 @@ mod tests {
 
     #[test]
     fn clusters_go_longest_first_and_from_the_tail_in_the_other_lane() {
-        let of =
-            |name: &str| Program { name: name.into(), folder: PathBuf::new(), executable: PathBuf::new() };
+        let of = |name: &str| Group {
+            name: name.into(),
+            folder: PathBuf::new(),
+            executable: PathBuf::new(),
+            tests: None,
+        };
         let names = [
             "a/lib",
             "e2e/upload",
@@ -228,7 +282,7 @@ mod tests {
             "importer/space",
         ];
         let mut queue = Queue::new(names.map(of).to_vec());
-        let mut take = |lane| queue.next(lane).map(|program| program.name);
+        let mut take = |lane| queue.next(lane).map(|group| group.name);
         assert_eq!(take(Lane::Clusters).unwrap(), "e2e/platform");
         assert_eq!(take(Lane::Others).unwrap(), "a/lib");
         assert_eq!(take(Lane::Others).unwrap(), "b/tests");
@@ -238,5 +292,17 @@ mod tests {
         assert_eq!(take(Lane::Alone).unwrap(), "e2e/cluster");
         assert_eq!(take(Lane::Alone).unwrap(), "importer/space");
         assert_eq!(take(Lane::Alone), None);
+    }
+
+    #[test]
+    fn integration_tests_are_grouped_by_their_outermost_module() {
+        let list = "space::fills: test\nalone: test\ncrate_space::deep::one: test\nspace::deep::two: test\n\
+                    space::speed: benchmark\n\n3 tests, 1 benchmark\n";
+        let modules = modules(list);
+        let names: Vec<&str> = modules.keys().map(String::as_str).collect();
+        assert_eq!(names, ["alone", "crate_space", "space"]);
+        assert_eq!(modules["space"], ["space::fills", "space::deep::two"]);
+        assert_eq!(modules["crate_space"], ["crate_space::deep::one"]);
+        assert_eq!(modules["alone"], ["alone"]);
     }
 }

@@ -1,5 +1,5 @@
 //! The program against a real registry (Debian's docker-registry) over TLS with a password, and a stand-in for the API server
-//! that keeps one DataImportCron. The real API server and its rules of access are in `e2e/tests/importer/poller.rs`.
+//! that keeps one DataImportCron. The real API server and its rules of access are in `e2e/tests/integration/importer/poller.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

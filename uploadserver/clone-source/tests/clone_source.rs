@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../../tests/support/mod.rs"]
+#[path = "../../tests/integration/support/mod.rs"]
 mod support;
 
 use std::fs::{self, File};

@@ -1,0 +1,348 @@
+//! Both ways of making volumes: by stock sidecars and by the agent. The objects are equal field by field, and a cluster
+//! can be switched in both directions with volumes in it.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use e2e::Cluster;
+use e2e::storage::{self, NAMESPACE, Provisioner};
+use serde_json::{Value, json};
+
+use crate::hpp_csi::space::{Space, Volume, api, block_file, in_pool, until};
+use crate::hpp_csi::{CLASS, CLUSTER, alone, provisioner};
+
+/// Runs the agent's volumes and the operator's choice of nodes until the process ends; the agent works where the driver's
+/// pods have no sidecar for it.
+pub(crate) fn serve(cluster: &Cluster) {
+    let kubeconfig = cluster.kubeconfig();
+    let socket = cluster.node_path("/var/lib/kubelet/plugins/csi-hostpath/csi.sock").unwrap();
+    thread::spawn(move || {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(work(kubeconfig, socket));
+    });
+}
+
+async fn work(kubeconfig: PathBuf, socket: PathBuf) {
+    let config = cluster::Config::load(Some(&kubeconfig), None).unwrap();
+    let operator = cluster::Client::new(&config, "operator").unwrap();
+    let agent = cluster::Client::new(&config, "virt-agent").unwrap();
+    let settings = virt_agent::storage::Settings {
+        node: "node1".to_owned(),
+        socket,
+        namespace: NAMESPACE.to_owned(),
+        daemon_set: "hostpath-provisioner-csi".to_owned(),
+    };
+    let events = cluster::Events::start(&operator, "ferrovirt-operator", "test");
+    let (_stopper, stop) = cluster::stop::pair();
+    tokio::join!(
+        operator::volumes::snapshots::run(operator.clone(), events.clone(), stop),
+        operator::volumes::control::run(operator, events, std::future::pending()),
+        virt_agent::storage::run(agent, settings, std::future::pending()),
+    );
+}
+
+/// Removes what differs between two objects of the same kind made in the same way.
+fn normal(mut object: Value) -> Value {
+    fn remove(object: &mut Value, path: &[&str]) {
+        let (last, parents) = path.split_last().unwrap();
+        let parent = parents.iter().try_fold(object, |at, key| at.get_mut(*key));
+        if let Some(parent) = parent.and_then(Value::as_object_mut) {
+            parent.remove(*last);
+        }
+    }
+    for path in [
+        &["metadata", "name"][..],
+        &["metadata", "uid"],
+        &["metadata", "resourceVersion"],
+        &["metadata", "creationTimestamp"],
+        &["metadata", "managedFields"],
+        // The one addition of ours.
+        &["metadata", "labels"],
+        &["spec", "claimRef", "name"],
+        &["spec", "claimRef", "uid"],
+        &["spec", "claimRef", "resourceVersion"],
+        &["spec", "csi", "volumeHandle"],
+        &["spec", "csi", "volumeAttributes", "csi.storage.k8s.io/pvc/name"],
+        &["spec", "csi", "volumeAttributes", "csi.storage.k8s.io/pv/name"],
+        &["spec", "csi", "volumeAttributes", "storage.kubernetes.io/csiProvisionerIdentity"],
+        &["spec", "volumeName"],
+        &["status", "lastPhaseTransitionTime"],
+        // Of a VolumeSnapshotContent.
+        &["metadata", "generation"],
+        &["spec", "source", "volumeHandle"],
+        &["spec", "volumeSnapshotRef", "name"],
+        &["spec", "volumeSnapshotRef", "uid"],
+        &["spec", "volumeSnapshotRef", "resourceVersion"],
+        &["status", "creationTime"],
+        &["status", "snapshotHandle"],
+        // Of a VolumeSnapshot.
+        &["metadata", "namespace"],
+        &["spec", "source", "persistentVolumeClaimName"],
+        &["status", "boundVolumeSnapshotContentName"],
+    ] {
+        remove(&mut object, path);
+    }
+    object
+}
+
+/// Waits until an object has an event of each of these reasons.
+fn reported(space: &Space, name: &str, reasons: &[&str]) {
+    for reason in reasons {
+        until(&format!("event {reason}"), || {
+            space.events(name).iter().any(|event| event.starts_with(&format!("{reason}: "))).then_some(())
+        });
+    }
+}
+
+/// A claim with its pod, bound and then grown: the claim, its PV, and the reasons of its events.
+fn grown(space: &Space, claim: &str) -> [Value; 2] {
+    space.claim(claim, 200, &json!({}));
+    space.pod(claim, &format!("echo {claim} >/{claim}/file"), &[Volume::Files(claim)]);
+    space.running(claim);
+    space.patch(
+        "PersistentVolumeClaim",
+        claim,
+        &json!({"spec": {"resources": {"requests": {"storage": "300Mi"}}}}),
+    );
+    until("the claim is larger", || {
+        let object = space.get("PersistentVolumeClaim", claim)?;
+        let done = object["status"]["capacity"]["storage"] == "300Mi"
+            && object["status"]["conditions"].is_null()
+            && object["status"]["allocatedResourceStatuses"].is_null();
+        done.then_some(())
+    });
+    reported(space, claim, &["Provisioning", "ProvisioningSucceeded"]);
+    [space.get("PersistentVolumeClaim", claim).unwrap(), space.bound(claim)]
+}
+
+/// A snapshot of a claim, and its content, once it is ready; both are at rest, and the claim is let go.
+fn snapshot(space: &Space, claim: &str) -> [Value; 2] {
+    let of = json!({"spec": {
+        "volumeSnapshotClassName": CLASS, "source": {"persistentVolumeClaimName": claim},
+    }});
+    space.create("VolumeSnapshot", claim, &of);
+    let name = until("the snapshot is ready", || {
+        let status = space.get("VolumeSnapshot", claim)?["status"].clone();
+        let name = status["boundVolumeSnapshotContentName"].as_str()?.to_owned();
+        (status["readyToUse"] == true).then_some(name)
+    });
+    let content = until("the content is at rest", || {
+        let content = space.get("VolumeSnapshotContent", &name)?;
+        let making = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
+        let at_rest = content["metadata"]["annotations"][making].is_null()
+            && content["metadata"]["finalizers"].is_array();
+        at_rest.then_some(content)
+    });
+    assert_eq!(content["metadata"]["labels"]["snapshot.storage.kubernetes.io/managed-by"], "node1");
+    until("the claim is let go", || {
+        let finalizers = space.get("PersistentVolumeClaim", claim)?["metadata"]["finalizers"].to_string();
+        (!finalizers.contains("snapshot.storage")).then_some(())
+    });
+    reported(space, claim, &["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"]);
+    let both = [space.get("VolumeSnapshot", claim).unwrap(), content];
+    both.map(normal)
+}
+
+/// A device whose claim names a VolumeAttributesClass that the driver refuses, then one that it takes: the claim's status
+/// after the first, and the claim and its PV after the second.
+fn modified(space: &Space, claim: &str) -> [Value; 3] {
+    space.claim(claim, 64, &json!({"volumeMode": "Block", "storageClassName": AT_ONCE}));
+    space.bound(claim);
+    let name = |class: &str| json!({"spec": {"volumeAttributesClassName": class}});
+    space.patch("PersistentVolumeClaim", claim, &name("modes-unknown"));
+    let mut refused = until("the class is refused", || {
+        let status = space.get("PersistentVolumeClaim", claim)?["status"].clone();
+        (status["modifyVolumeStatus"]["status"] == "Infeasible").then_some(status)
+    });
+    for condition in refused["conditions"].as_array_mut().unwrap() {
+        condition.as_object_mut().unwrap().retain(|key, _| !key.ends_with("Time"));
+    }
+    space.patch("PersistentVolumeClaim", claim, &name("modes-thick"));
+    let done = until("the class is taken", || {
+        let claim = space.get("PersistentVolumeClaim", claim)?;
+        (claim["status"]["currentVolumeAttributesClassName"] == "modes-thick").then_some(claim)
+    });
+    assert!(block_file(space, claim).metadata().unwrap().blocks() * 512 >= 64 << 20);
+    reported(space, claim, &["VolumeModify", "VolumeModifyFailed", "VolumeModifySuccessful"]);
+    [refused, normal(done), normal(space.bound(claim))]
+}
+
+/// A class of the driver with the binding mode Immediate.
+const AT_ONCE: &str = "modes-at-once";
+
+fn class_at_once() {
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": AT_ONCE},
+        "provisioner": storage::DRIVER, "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+        "allowVolumeExpansion": true,
+    });
+    let file = CLUSTER.place().path("class-at-once.json");
+    std::fs::write(&file, class.to_string()).unwrap();
+    let applied = CLUSTER.kubectl().args(["apply", "--server-side", "-f"]).arg(&file).output().unwrap();
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+}
+
+/// Claims of each kind of run: a few, or with full counts those of the issue.
+fn count(few: usize, full: usize) -> usize {
+    if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { few }
+}
+
+/// Makes claims one after the other; gives the median of the times until they are bound.
+fn bound_in_turn(space: &Space, prefix: &str) -> Duration {
+    let mut times: Vec<Duration> = (0..count(5, 50))
+        .map(|number| {
+            let name = format!("{prefix}-{number}");
+            let begun = Instant::now();
+            space.claim(&name, 16, &json!({"storageClassName": AT_ONCE}));
+            space.bound(&name);
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Bytes that the scheduler may place on the node for a class.
+fn capacity() -> Option<u64> {
+    let all = CLUSTER.run(api("CSIStorageCapacity", NAMESPACE).list(&Default::default())).unwrap();
+    let ours = all.items.iter().find(|one| one.data["storageClassName"] == AT_ONCE)?;
+    ::api::quantity::bytes(ours.data["capacity"].as_str()?).ok()
+}
+
+/// The scheduler's number follows every change of a volume, in the agent's mode.
+#[expect(clippy::print_stdout, reason = "figures are shown")]
+fn capacity_follows(space: &Space) {
+    const GIB: u64 = 1 << 30;
+    let limit = e2e::bar(Duration::from_secs(2));
+    let before = until("there is a capacity", capacity);
+    let mut took = Vec::new();
+    let mut follows = |change: &'static str, fits: &dyn Fn(u64) -> bool| {
+        let begun = Instant::now();
+        until(&format!("the capacity after {change}"), || capacity().filter(|bytes| fits(*bytes)));
+        took.push((change, begun.elapsed()));
+    };
+    space.claim("room", 4096, &json!({"storageClassName": AT_ONCE}));
+    let volume = space.bound("room")["metadata"]["name"].as_str().unwrap().to_owned();
+    follows("create", &|bytes| bytes + 3 * GIB < before);
+    let larger = json!({"spec": {"resources": {"requests": {"storage": "8Gi"}}}});
+    space.patch("PersistentVolumeClaim", "room", &larger);
+    until("the volume is larger", || {
+        (space.get("PersistentVolume", &volume)?["spec"]["capacity"]["storage"] == "8Gi").then_some(())
+    });
+    follows("expand", &|bytes| bytes + 7 * GIB < before);
+    std::fs::write(space.folder("room").join("file"), vec![1; 300 << 20]).unwrap();
+    let written = until("there is a capacity", capacity);
+    snapshot(space, "room");
+    follows("snapshot", &|bytes| bytes + (200 << 20) < written);
+    space.delete("VolumeSnapshot", "room");
+    space.delete("PersistentVolumeClaim", "room");
+    until("the PV is gone", || space.get("PersistentVolume", &volume).is_none().then_some(()));
+    follows("delete", &|bytes| bytes + GIB > before);
+    println!("capacity is right after: {took:?}");
+    assert!(took.iter().all(|(_, time)| *time <= limit), "{took:?}");
+}
+
+#[test]
+fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
+    let _driver = alone();
+    let space = Space::new("modes");
+    class_at_once();
+    for (name, allocation) in [("modes-thick", "thick"), ("modes-unknown", "unknown")] {
+        let class = json!({"driverName": storage::DRIVER, "parameters": {"allocation": allocation}});
+        space.create("VolumeAttributesClass", name, &class);
+    }
+    storage::provision_by(&CLUSTER, Provisioner::Sidecars).unwrap();
+    let by_sidecars = grown(&space, "sidecars");
+    let their_snapshot = snapshot(&space, "sidecars");
+    let modified_by_sidecars = modified(&space, "modified-by-sidecars");
+    let stock = bound_in_turn(&space, "by-sidecars");
+    storage::provision_by(&CLUSTER, Provisioner::Agent).unwrap();
+    let by_agent = grown(&space, "agent");
+    let our_snapshot = snapshot(&space, "agent");
+    assert_eq!(their_snapshot, our_snapshot);
+    assert_eq!(modified_by_sidecars, modified(&space, "modified-by-agent"));
+    // A snapshot of the one is deleted by the other.
+    space.delete("VolumeSnapshot", "sidecars");
+    let ours = bound_in_turn(&space, "by-agent");
+    capacity_follows(&space);
+    println!("claim -> bound, median: stock csi-provisioner {stock:?}, agent {ours:?}");
+    for (theirs, ours) in by_sidecars.iter().zip(&by_agent) {
+        assert_eq!(normal(theirs.clone()), normal(ours.clone()));
+    }
+    // The volume of the one is deleted by the other.
+    let folders = ["sidecars", "agent"].map(|claim| space.folder(claim));
+    for claim in ["sidecars", "agent"] {
+        space.delete("Pod", claim);
+    }
+    let gone = |claim: &str, volume: &Value| {
+        space.delete("PersistentVolumeClaim", claim);
+        let name = volume["metadata"]["name"].as_str().unwrap().to_owned();
+        until("the PV is gone", || space.get("PersistentVolume", &name).is_none().then_some(()));
+    };
+    gone("sidecars", &by_sidecars[1]);
+    storage::provision_by(&CLUSTER, Provisioner::Sidecars).unwrap();
+    space.delete("VolumeSnapshot", "agent");
+    gone("agent", &by_agent[1]);
+    for folder in folders {
+        until("the volume is gone", || (!folder.exists()).then_some(()));
+    }
+    assert!(in_pool(".").exists());
+    storage::provision_by(&CLUSTER, provisioner()).unwrap();
+}
+
+/// Names of the PVs of a namespace's claims.
+fn volumes_of(namespace: &str) -> BTreeSet<String> {
+    let all = CLUSTER.run(api("PersistentVolume", namespace).list(&Default::default())).unwrap();
+    let of = |one: &&kube::api::DynamicObject| one.data["spec"]["claimRef"]["namespace"] == namespace;
+    all.items.iter().filter(of).map(|one| one.metadata.name.clone().unwrap()).collect()
+}
+
+#[test]
+fn a_switch_while_claims_are_made_and_deleted_loses_and_doubles_no_volume() {
+    let _driver = alone();
+    let namespace = "switched";
+    let space = Space::new(namespace);
+    class_at_once();
+    let each = count(4, 100);
+    let mut names = Vec::new();
+    let mut more = |round: &str| {
+        for number in 0..each {
+            let name = format!("{round}-{number}");
+            space.claim(&name, 16, &json!({"storageClassName": AT_ONCE}));
+            names.push(name);
+        }
+    };
+    storage::provision_by(&CLUSTER, Provisioner::Sidecars).unwrap();
+    for (round, next) in
+        [("first", Provisioner::Agent), ("second", Provisioner::Sidecars), ("third", Provisioner::Agent)]
+    {
+        more(round);
+        storage::provision_by(&CLUSTER, next).unwrap();
+    }
+    let mut expected = BTreeSet::new();
+    for name in &names {
+        let volume = space.bound(name);
+        let own = format!("pvc-{}", space.uid(name));
+        assert_eq!(volume["metadata"]["name"], own, "{name}");
+        assert!(space.folder(name).is_dir(), "{name}");
+        expected.insert(own);
+    }
+    assert_eq!(volumes_of(namespace), expected, "one PV for each claim");
+    // Half of them is deleted before a switch, the rest after it.
+    for (index, name) in names.iter().enumerate() {
+        if index == names.len() / 2 {
+            storage::provision_by(&CLUSTER, Provisioner::Sidecars).unwrap();
+        }
+        space.delete("PersistentVolumeClaim", name);
+    }
+    until("all PVs are gone", || volumes_of(namespace).is_empty().then_some(()));
+    for volume in &expected {
+        assert!(!in_pool(volume).exists(), "{volume} is left in the pool");
+    }
+    println!("{} claims over {} switches: each bound once, none left", names.len(), 4);
+    storage::provision_by(&CLUSTER, provisioner()).unwrap();
+}

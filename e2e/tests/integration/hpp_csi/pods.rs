@@ -1,0 +1,119 @@
+//! Claims and the pods that use them.
+
+use std::fs;
+
+use e2e::storage::DRIVER;
+use serde_json::json;
+
+use crate::hpp_csi::space::{Space, Volume, in_pool, until};
+use crate::hpp_csi::{CLASS, together};
+
+#[test]
+fn a_claim_waits_for_its_pod_and_is_what_was_asked_for() {
+    let _driver = together();
+    let space = Space::new("binds");
+    space.claim("data", 1024, &json!({}));
+    until("the claim waits", || {
+        space.events("data").iter().any(|said| said.contains("waiting for first consumer")).then_some(())
+    });
+    space.pod("writer", "echo hello >/data/file; stat -c '%g %a' /data", &[Volume::Files("data")]);
+    space.running("writer");
+    let volume = space.bound("data");
+    let csi = &volume["spec"]["csi"];
+    assert_eq!(csi["driver"], DRIVER);
+    assert_eq!(csi["volumeHandle"], volume["metadata"]["name"], "the volume is called as it was asked for");
+    assert_eq!(csi["fsType"], "xfs");
+    assert_eq!(csi["volumeAttributes"]["storagePool"], "legacy");
+    assert_eq!(csi["volumeAttributes"]["csi.storage.k8s.io/pvc/name"], "data");
+    assert!(csi["volumeAttributes"]["storage.kubernetes.io/csiProvisionerIdentity"].is_string());
+    assert_eq!(volume["spec"]["capacity"]["storage"], "1Gi", "not the size of the disk");
+    let term = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
+    assert_eq!(term["key"], "topology.hostpath.csi/node");
+    assert_eq!(term["values"], json!(["node1"]));
+
+    let folder = space.folder("data");
+    until("the file is written", || {
+        (fs::read_to_string(folder.join("file")).ok()? == "hello\n").then_some(())
+    });
+    // Not root, and no recursive chown by the kubelet: the driver gave the folder to the pod's group.
+    assert_eq!(space.exec("writer", "stat -c '%g %A' /data | cut -c1-14").trim(), "107 drwxrwsr-x");
+    space.delete("Pod", "writer");
+    space.delete("PersistentVolumeClaim", "data");
+    until("the folder is gone", || (!folder.exists()).then_some(()));
+}
+
+#[test]
+fn a_claim_for_one_pod_is_refused_to_others() {
+    let _driver = together();
+    let space = Space::new("one-pod");
+    space.claim("data", 100, &json!({"accessModes": ["ReadWriteOncePod"]}));
+    space.pod("first", "echo first >/data/file", &[Volume::Files("data")]);
+    space.running("first");
+    // By the scheduler, and by the kubelet where no scheduler was asked.
+    space.pod("second", "echo second >/data/file", &[Volume::Files("data")]);
+    space.pod_on("placed", Some("node1"), "echo placed >/data/file", &[Volume::Files("data")]);
+    for (pod, by) in [("second", "FailedScheduling"), ("placed", "FailedMount")] {
+        until(&format!("{pod} is refused"), || {
+            let refused = |said: &String| said.starts_with(by) && said.contains("ReadWriteOncePod");
+            space.events(pod).iter().any(refused).then_some(())
+        });
+        assert_eq!(space.get("Pod", pod).unwrap()["status"]["phase"], "Pending");
+    }
+    assert_eq!(fs::read_to_string(space.folder("data").join("file")).unwrap(), "first\n");
+    space.delete("Pod", "placed");
+    space.delete("Pod", "first");
+    space.running("second");
+}
+
+#[test]
+fn volumes_of_a_pod_go_with_it() {
+    let _driver = together();
+    let space = Space::new("ephemeral");
+    let template = json!({"ephemeral": {"volumeClaimTemplate": {"spec": {
+        "accessModes": ["ReadWriteOnce"], "storageClassName": CLASS, "resources": {"requests": {"storage": "50Mi"}},
+    }}}});
+    let inline = json!({"csi": {"driver": DRIVER, "volumeAttributes": {"size": "20Mi"}}});
+    let script = "echo generic >/generic/file; echo inline >/inline/file";
+    space.pod("pod", script, &[Volume::Other("generic", template), Volume::Other("inline", inline)]);
+    space.running("pod");
+    let generic = space.folder("pod-generic");
+    until("the generic one is written", || {
+        (fs::read_to_string(generic.join("file")).ok()? == "generic\n").then_some(())
+    });
+    let inline = || -> Vec<String> {
+        let names =
+            fs::read_dir(in_pool("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("csi-")).collect()
+    };
+    let [name] = <[String; 1]>::try_from(inline()).unwrap();
+    until("the inline one is written", || {
+        (fs::read_to_string(in_pool(&name).join("file")).ok()? == "inline\n").then_some(())
+    });
+    space.delete("Pod", "pod");
+    until("both are gone", || (inline().is_empty() && !generic.exists()).then_some(()));
+}
+
+#[test]
+fn a_claim_grows_while_its_pod_runs() {
+    let _driver = together();
+    let space = Space::new("expand");
+    space.claim("files", 100, &json!({}));
+    space.claim("disk", 100, &json!({"volumeMode": "Block"}));
+    space.pod("user", "echo before >/files/file", &[Volume::Files("files"), Volume::Device("disk")]);
+    space.running("user");
+    let size = || space.exec("user", "blockdev --getsize64 /dev/disk").trim().parse::<u64>().unwrap();
+    assert_eq!(size(), 100 * crate::hpp_csi::MIB);
+    for claim in ["files", "disk"] {
+        let larger = json!({"spec": {"resources": {"requests": {"storage": "300Mi"}}}});
+        space.patch("PersistentVolumeClaim", claim, &larger);
+    }
+    for claim in ["files", "disk"] {
+        until(&format!("{claim} has grown"), || {
+            let claim = space.get("PersistentVolumeClaim", claim)?;
+            (claim["status"]["capacity"]["storage"] == "300Mi").then_some(())
+        });
+    }
+    assert_eq!(size(), 300 * crate::hpp_csi::MIB, "the pod's device, without a restart");
+    let restarts = &space.get("Pod", "user").unwrap()["status"]["containerStatuses"][0]["restartCount"];
+    assert_eq!(*restarts, json!(0));
+}

@@ -1,0 +1,122 @@
+//! Instance types and preferences, replica sets, pools.
+
+use cluster::Resource;
+use serde_json::{Value, json};
+
+use super::{REVISIONS, get, instance, patch};
+use crate::platform::machines::machine;
+use crate::platform::place::{INSTANCES, MACHINES, PLACE};
+
+const TYPES: Resource =
+    Resource::namespaced("instancetype.kubevirt.io", "v1beta1", "virtualmachineinstancetypes");
+const PREFERENCES: Resource =
+    Resource::namespaced("instancetype.kubevirt.io", "v1beta1", "virtualmachinepreferences");
+const REPLICA_SETS: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstancereplicasets");
+const POOLS: Resource = Resource::namespaced("pool.kubevirt.io", "v1beta1", "virtualmachinepools");
+
+/// A guest without disks: its BIOS finds nothing to boot and waits.
+fn template() -> Value {
+    json!({
+        "metadata": {"labels": {"app": "set"}},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "domain": {"memory": {"guest": "64Mi"}, "devices": {"interfaces": [{"name": "default", "masquerade": {}}]}},
+            "networks": [{"name": "default", "pod": {}}],
+        },
+    })
+}
+
+fn flavor(kind: &str, name: &str, spec: &Value) -> Value {
+    json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+}
+
+#[test]
+fn instance_type_and_preference_decide_and_are_kept() {
+    let namespace = "typed";
+    PLACE.namespace(namespace);
+    let small = json!({"cpu": {"guest": 1}, "memory": {"guest": "64Mi"}});
+    PLACE.create(TYPES, namespace, &flavor("VirtualMachineInstancetype", "small", &small));
+    let preference = json!({"devices": {"preferredRng": {}, "preferredDiskBus": "scsi"}, "cpu": {"preferredCPUTopology": "sockets"}});
+    PLACE.create(PREFERENCES, namespace, &flavor("VirtualMachinePreference", "plain", &preference));
+    let mut vm = machine("vm", "Always", &json!({"emptyDisk": {"capacity": "1Mi"}}));
+    vm["spec"]["instancetype"] = json!({"name": "small", "kind": "VirtualMachineInstancetype"});
+    vm["spec"]["preference"] = json!({"name": "plain", "kind": "VirtualMachinePreference"});
+    // The instance type decides the size.
+    vm["spec"]["template"]["spec"]["domain"]["memory"] = json!({"guest": "128Mi"});
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), vm.to_string()).unwrap();
+    let create = ["-n", namespace, "create", "-f", file.path().to_str().unwrap()];
+    let conflict = PLACE.kubectl(&create).unwrap_err();
+    assert!(conflict.contains("conflicts with selected instance type"), "{conflict}");
+    let domain = vm["spec"]["template"]["spec"]["domain"].as_object_mut().unwrap();
+    domain.remove("memory");
+    domain["devices"]["disks"] = json!([{"name": "root", "disk": {}}]);
+    PLACE.create(MACHINES, namespace, &vm);
+    PLACE.until_status(namespace, "vm", "Running");
+    let run = instance(namespace, "vm");
+    assert_eq!(run["spec"]["domain"]["memory"]["guest"], "64Mi");
+    assert_eq!(run["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"], "scsi");
+    assert_eq!(run["spec"]["domain"]["devices"]["rng"], json!({}));
+    assert_eq!(run["metadata"]["annotations"]["kubevirt.io/instancetype-name"], "small");
+    let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
+    for kept in ["instancetypeRef", "preferenceRef"] {
+        let name = vm["status"][kept]["controllerRevisionRef"]["name"].as_str().unwrap();
+        assert!(PLACE.find(REVISIONS, namespace, name).is_some(), "{name}");
+    }
+    // The VM keeps its revision.
+    PLACE.kubectl(&["-n", namespace, "delete", "vmf", "small"]).unwrap();
+    let changed = json!({"cpu": {"guest": 2}, "memory": {"guest": "96Mi"}});
+    PLACE.create(TYPES, namespace, &flavor("VirtualMachineInstancetype", "small", &changed));
+    let expanded = get(namespace, "virtualmachines/vm/expand-spec").unwrap();
+    assert_eq!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"], "64Mi");
+    // A larger type is followed as far as the guest has room: two sockets.
+    let large = json!({"cpu": {"guest": 2}, "memory": {"guest": "64Mi"}});
+    PLACE.create(TYPES, namespace, &flavor("VirtualMachineInstancetype", "large", &large));
+    patch(namespace, "vm", &json!({"spec": {"instancetype": {"name": "large"}}}));
+    PLACE.until(namespace, "the guest has two sockets", || {
+        (instance(namespace, "vm")["status"]["currentCPUTopology"]["sockets"] == 2).then_some(())
+    });
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
+fn sets_and_pools_scale() {
+    let namespace = "sets";
+    PLACE.namespace(namespace);
+    let selector = json!({"matchLabels": {"app": "set"}});
+    PLACE.create(REPLICA_SETS, namespace, &json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {"name": "rs"},
+        "spec": {"replicas": 1, "selector": selector, "template": template()},
+    }));
+    let pool = json!({"matchLabels": {"app": "pool"}});
+    PLACE.create(POOLS, namespace, &json!({
+        "apiVersion": "pool.kubevirt.io/v1beta1", "kind": "VirtualMachinePool", "metadata": {"name": "pool"},
+        "spec": {"replicas": 1, "selector": pool, "virtualMachineTemplate": {
+            "metadata": {"labels": {"app": "pool"}},
+            "spec": {"runStrategy": "Always", "template": template()},
+        }},
+    }));
+    let ready = |resource, name: &str, count: u64| {
+        PLACE.until(namespace, &format!("{name} has {count} that are ready"), || {
+            let set = PLACE.find(resource, namespace, name).unwrap();
+            let (of, ready) = (set["status"]["replicas"].as_u64()?, set["status"]["readyReplicas"].as_u64()?);
+            ((of, ready) == (count, count)).then_some(())
+        });
+    };
+    ready(REPLICA_SETS, "rs", 1);
+    ready(POOLS, "pool", 1);
+    assert!(PLACE.find(MACHINES, namespace, "pool-0").is_some());
+    PLACE.kubectl(&["-n", namespace, "scale", "vmirs/rs", "--replicas=2"]).unwrap();
+    PLACE.kubectl(&["-n", namespace, "scale", "vmpool/pool", "--replicas=2"]).unwrap();
+    ready(REPLICA_SETS, "rs", 2);
+    ready(POOLS, "pool", 2);
+    for set in ["vmirs/rs", "vmpool/pool"] {
+        PLACE.kubectl(&["-n", namespace, "scale", set, "--replicas=0"]).unwrap();
+    }
+    PLACE.until(namespace, "no guest is left", || {
+        (PLACE.list(INSTANCES, namespace).is_empty() && PLACE.list(MACHINES, namespace).is_empty())
+            .then_some(())
+    });
+    PLACE.remove_namespace(namespace);
+}

@@ -1,0 +1,130 @@
+//! The life of a VM: created, running, its guest answers on the console, stopped, started, deleted; nothing is left.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use e2e::peer::web::Web;
+use serde_json::{Value, json};
+
+use crate::platform::console::Console;
+use crate::platform::guest;
+use crate::platform::machines::{create, machine};
+use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform::streams::Streams;
+
+/// Asks the guest of a VM, which is Running.
+#[track_caller]
+fn ask(namespace: &str, name: &str, answer: &str) {
+    // The phase is Running before the BIOS has loaded the guest, which then reads what was sent.
+    let _agent = Streams::follow();
+    let mut console = Console::open(&PLACE, namespace, name).unwrap();
+    console.ask(b'x', answer).unwrap();
+}
+
+/// Mounts, links and processes of the node that belong to pods of a namespace's VMs.
+fn on_node(uids: &[String]) -> Vec<String> {
+    let pods = PLACE.cluster.node_path("/var/lib/kubelet/pods").unwrap();
+    let mut left: Vec<String> = fs::read_dir(pods)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|uid| uids.contains(uid))
+        .collect();
+    let mounts = PLACE.cluster.on_node("cat").unwrap().arg("/proc/mounts").output().unwrap();
+    let mounts = String::from_utf8_lossy(&mounts.stdout).into_owned();
+    left.extend(mounts.lines().filter(|line| uids.iter().any(|uid| line.contains(uid))).map(str::to_owned));
+    left
+}
+
+/// Launcher pods of a namespace, by uid.
+fn pods(namespace: &str) -> Vec<String> {
+    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap().to_owned();
+    PLACE.list(PODS, namespace).iter().map(uid).collect()
+}
+
+/// Stops a running VM, starts it, deletes it, and looks for remains. Its guest has been started once.
+fn stop_start_delete(namespace: &str, name: &str) {
+    let mut uids = pods(namespace);
+    PLACE.put(namespace, &format!("virtualmachines/{name}/stop")).unwrap();
+    PLACE.until_status(namespace, name, "Stopped");
+    PLACE.until(namespace, "the instance and its pod are gone", || {
+        (PLACE.find(INSTANCES, namespace, name).is_none() && pods(namespace).is_empty()).then_some(())
+    });
+    assert!(Console::open(&PLACE, namespace, name).is_err(), "a console of a VM that is stopped");
+    PLACE.put(namespace, &format!("virtualmachines/{name}/start")).unwrap();
+    PLACE.until_status(namespace, name, "Running");
+    ask(namespace, name, "G2x");
+    uids.extend(pods(namespace));
+    PLACE.delete(MACHINES, namespace, name);
+    PLACE.until(namespace, "the VM and what it made are gone", || {
+        let gone = [MACHINES, INSTANCES, DATA_VOLUMES, PODS]
+            .iter()
+            .all(|resource| PLACE.list(*resource, namespace).is_empty());
+        gone.then_some(())
+    });
+    PLACE.until(namespace, "the node is as before", || {
+        let left = on_node(&uids);
+        left.is_empty().then_some(())
+    });
+}
+
+#[test]
+fn platform_is_available_within_a_minute() {
+    println!("first object -> Available: {:?}", PLACE.installed);
+    assert!(PLACE.installed < e2e::bar(Duration::from_secs(60)), "{:?}", PLACE.installed);
+    assert_eq!(PLACE.accepted, Ok(()), "a VM at the moment at which the platform is available");
+}
+
+/// Without them each launcher would probe QEMU, which takes seconds.
+#[test]
+fn features_of_qemu_are_cached_before_the_first_guest() {
+    let cache = PLACE.cluster.node_path("/var/lib/ferrovirt/capabilities").unwrap();
+    let builds = fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path());
+    let files = builds.filter(|path| path.is_dir()).flat_map(|build| fs::read_dir(build).unwrap());
+    let files: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(files.iter().any(|name| name.ends_with(".xml")), "{}: {files:?}", cache.display());
+}
+
+#[test]
+fn disk_on_a_claim_keeps_what_its_guest_wrote() {
+    let namespace = "claim";
+    PLACE.namespace(namespace);
+    let begun = Instant::now();
+    let volume = create(namespace, "vm", "Always", 0);
+    PLACE.until_status(namespace, "vm", "Running");
+    println!("VM on a claim created -> Running: {:?}", begun.elapsed());
+    ask(namespace, "vm", "G1x");
+    println!("VM on a claim created -> answer on the console: {:?}", begun.elapsed());
+    stop_start_delete(namespace, "vm");
+    let disk = fs::read(volume.path().join("disk.img")).unwrap();
+    assert_eq!((disk.len() as u64, disk[guest::COUNT]), (guest::SIZE, b'2'));
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
+fn image_from_the_web_is_imported_booted_and_removed_with_its_machine() {
+    let namespace = "imported";
+    PLACE.namespace(namespace);
+    let folder = tempfile::tempdir().unwrap();
+    guest::qcow2(&folder.path().join("guest.qcow2"));
+    let web = Web::start(PLACE.cluster.place(), folder.path()).unwrap();
+    let mut vm = machine("vm", "Always", &json!({"dataVolume": {"name": "vm-root"}}));
+    vm["spec"]["dataVolumeTemplates"] = json!([{
+        "metadata": {"name": "vm-root"},
+        "spec": {
+            "source": {"http": {"url": web.url("guest.qcow2")}},
+            "storage": {
+                "storageClassName": "hostpath-csi",
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "64Mi"}},
+            },
+        },
+    }]);
+    let begun = Instant::now();
+    PLACE.create(MACHINES, namespace, &vm);
+    PLACE.until_status(namespace, "vm", "Running");
+    println!("VM with an image from the web created -> Running: {:?}", begun.elapsed());
+    ask(namespace, "vm", "G1x");
+    stop_start_delete(namespace, "vm");
+    PLACE.until(namespace, "the claim is gone", || PLACE.list(CLAIMS, namespace).is_empty().then_some(()));
+    PLACE.remove_namespace(namespace);
+}

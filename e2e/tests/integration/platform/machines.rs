@@ -1,0 +1,79 @@
+//! VMs with the guest of [`guest`], and requests of tests to them.
+
+use std::fs;
+
+use e2e::volume::Volume;
+use serde_json::{Value, json};
+
+use crate::platform::console::Console;
+use crate::platform::guest;
+use crate::platform::place::{INSTANCES, MACHINES, PLACE};
+
+/// A VM with 64 MiB, one disk from `volume` (without its name), and the pod network by masquerade.
+pub(crate) fn machine(name: &str, strategy: &str, volume: &Value) -> Value {
+    let mut volume = volume.clone();
+    volume["name"] = json!("root");
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {
+            "runStrategy": strategy,
+            "template": {"spec": {
+                "terminationGracePeriodSeconds": 0,
+                "domain": {
+                    "memory": {"guest": "64Mi"},
+                    "devices": {
+                        "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                        "interfaces": [{"name": "default", "masquerade": {}}],
+                    },
+                },
+                "networks": [{"name": "default", "pod": {}}],
+                "volumes": [volume],
+            }},
+        },
+    })
+}
+
+/// A VM of the namespace with a claim of its own that holds the guest of [`guest`].
+pub(crate) fn create(namespace: &str, name: &str, strategy: &str, grace: u64) -> Volume {
+    create_with(namespace, name, strategy, grace, &guest::disk())
+}
+
+/// The same with another disk.
+pub(crate) fn create_with(namespace: &str, name: &str, strategy: &str, grace: u64, disk: &[u8]) -> Volume {
+    let volume = claim(namespace, name, disk);
+    let mut vm = machine(name, strategy, &json!({"persistentVolumeClaim": {"claimName": name}}));
+    vm["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(grace);
+    PLACE.create(MACHINES, namespace, &vm);
+    volume
+}
+
+/// A claim with a disk.
+pub(crate) fn claim(namespace: &str, name: &str, disk: &[u8]) -> Volume {
+    let size = u64::try_from(disk.len()).unwrap();
+    let volume = Volume::filesystem(&PLACE.cluster, namespace, name, size).unwrap();
+    let file = volume.path().join("disk.img");
+    fs::write(&file, disk).unwrap();
+    std::os::unix::fs::chown(&file, Some(107), Some(107)).unwrap();
+    volume
+}
+
+/// Waits until the VM runs and its guest, which has been started `count` times, answers.
+#[track_caller]
+pub(crate) fn until_answers(namespace: &str, name: &str, count: u8) {
+    let answer = format!("G{count}x");
+    PLACE.until(namespace, &format!("{name} answers {answer}"), || {
+        let mut console = Console::open(&PLACE, namespace, name).ok()?;
+        console.ask(b'x', &answer).ok()
+    });
+    PLACE.until_status(namespace, name, "Running");
+}
+
+/// The address of the guest's network card.
+pub(crate) fn mac(namespace: &str, name: &str) -> Value {
+    let instance = PLACE.find(INSTANCES, namespace, name).unwrap();
+    let mac = instance.pointer("/spec/domain/devices/interfaces/0/macAddress").unwrap().clone();
+    assert!(mac.is_string(), "{mac}");
+    mac
+}

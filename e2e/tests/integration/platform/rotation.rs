@@ -1,0 +1,224 @@
+//! Certificates of the platform are replaced under load: consoles, screens, admission, aggregated APIs and metrics go on.
+//!
+//! The clock of the test is the store of the authority: what was made is written down as older, and the operator replaces
+//! it. What was really made stays valid, as it would with a clock that runs.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use serde_json::{Value, json};
+
+use crate::platform::console::Console;
+use crate::platform::machines::{create, machine, until_answers};
+use crate::platform::place::{PLACE, SECRETS};
+use crate::platform::streams::Streams;
+
+const PLATFORM: &str = operator::defaults::NAMESPACE;
+const NAMESPACE: &str = "rotation";
+/// The authority's Secret and ConfigMap.
+const AUTHORITY: &str = "kubevirt-ca";
+/// Above the age at which a certificate, and then an authority, is replaced.
+const OLD: u64 = 25 * 3600;
+/// Above the time for which two authorities are trusted.
+const OVERLAP: u64 = 13 * 3600;
+
+/// The authority's store and the Secret's version.
+fn store() -> (Value, String) {
+    let secret = PLACE.find(SECRETS, PLATFORM, AUTHORITY).unwrap();
+    let text = BASE64_STANDARD.decode(secret["data"]["store"].as_str().unwrap()).unwrap();
+    let version = secret["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    (serde_json::from_slice(&text).unwrap(), version)
+}
+
+/// Changes the store, as it was read.
+fn change(change: impl Fn(&mut Value)) {
+    PLACE.until(PLATFORM, "the store is changed", || {
+        let (mut store, version) = store();
+        change(&mut store);
+        let text = BASE64_STANDARD.encode(store.to_string());
+        let patch = json!({"metadata": {"resourceVersion": version}, "data": {"store": text}}).to_string();
+        let words = ["-n", PLATFORM, "patch", "secret", AUTHORITY, "--type=merge", "-p", &patch];
+        PLACE.kubectl(&words).ok()
+    });
+}
+
+fn back(time: &mut Value, by: u64) {
+    *time = json!(time.as_u64().unwrap() - by);
+}
+
+/// Makes the certificates older.
+fn age_certificates() {
+    change(|store| {
+        for leaf in store["leaves"].as_object_mut().unwrap().values_mut() {
+            back(&mut leaf["identity"]["from"], OLD);
+        }
+    });
+}
+
+/// Makes the newest authority older; certificates refer to it by its time.
+fn age_authority(by: u64) {
+    change(|store| {
+        let newest = store["authorities"].as_array_mut().unwrap().last_mut().unwrap();
+        let from = newest["from"].clone();
+        back(&mut newest["from"], by);
+        for leaf in store["leaves"].as_object_mut().unwrap().values_mut() {
+            if leaf["signed_by"] == from {
+                back(&mut leaf["signed_by"], by);
+            }
+        }
+    });
+}
+
+fn authorities() -> usize {
+    store().0["authorities"].as_array().unwrap().len()
+}
+
+/// The certificates by name.
+fn certificates() -> Vec<Value> {
+    let (store, _) = store();
+    store["leaves"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|leaf| leaf["identity"]["certificate"].clone())
+        .collect()
+}
+
+/// Whether all certificates are others than before.
+fn all_replaced(before: &[Value]) -> bool {
+    certificates().iter().zip(before).all(|(now, then)| now != then)
+}
+
+/// The operator's page of metrics.
+fn metrics() -> Result<String, String> {
+    let service = "kubevirt-prometheus-metrics:metrics";
+    PLACE.kubectl(&[
+        "get",
+        "--raw",
+        &format!("/api/v1/namespaces/{PLATFORM}/services/{service}/proxy/metrics"),
+    ])
+}
+
+/// When the certificate that the operator serves with ends, by its metric.
+fn end() -> String {
+    let page = metrics().unwrap();
+    let name = "ferrovirt_certificate_not_after_seconds{certificate=\"operator\"}";
+    page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{page}")).to_owned()
+}
+
+fn dynamic(group: &str, version: &str, kind: &str, plural: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+    Api::namespaced_with(PLACE.cluster.client(), NAMESPACE, &resource)
+}
+
+fn made(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> Result<(), String> {
+    let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+    let params = PostParams { dry_run, ..PostParams::default() };
+    PLACE.cluster.run(api.create(&params, &object)).map(drop).map_err(|error| error.to_string())
+}
+
+/// The load: each is asked again and again; the first failure ends the test.
+fn load(over: &AtomicBool, done: &[AtomicU32; 6]) {
+    let again = |index: usize, what: &str, ask: &mut dyn FnMut() -> Result<(), String>| {
+        while !over.load(Ordering::Relaxed) {
+            if let Err(why) = ask() {
+                over.store(true, Ordering::Relaxed);
+                panic!("{what}: {why}");
+            }
+            done[index].fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    };
+    let again = &again;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut console = Console::open(&PLACE, NAMESPACE, "vm").unwrap();
+            again(0, "open console", &mut || console.ask(b'x', "G1x"));
+        });
+        scope.spawn(move || {
+            again(1, "screen", &mut || {
+                let greeting = Console::stream(&PLACE, NAMESPACE, "vm", "vnc")?.bytes(12)?;
+                if greeting.starts_with(b"RFB 003.") { Ok(()) } else { Err(format!("{greeting:?}")) }
+            });
+        });
+        scope.spawn(move || {
+            let machines = dynamic("kubevirt.io", "v1", "VirtualMachine", "virtualmachines");
+            let mut other = machine("other", "Halted", &json!({"emptyDisk": {"capacity": "1Mi"}}));
+            again(2, "admission", &mut || {
+                other["metadata"]["name"] = json!("other");
+                made(&machines, &other, true)
+            });
+        });
+        scope.spawn(move || {
+            let kind = "UploadTokenRequest";
+            let tokens = dynamic("upload.cdi.kubevirt.io", "v1beta1", kind, "uploadtokenrequests");
+            let request = json!({"apiVersion": "upload.cdi.kubevirt.io/v1beta1", "kind": kind,
+                "metadata": {"name": "token"}, "spec": {"pvcName": "vm"}});
+            again(3, "token of an upload", &mut || made(&tokens, &request, false));
+        });
+        scope.spawn(move || {
+            let object = json!({"apiVersion": "hco.kubevirt.io/v1beta1"});
+            let path = format!(
+                "/apis/{}/namespaces/{PLATFORM}/hyperconvergeds",
+                object["apiVersion"].as_str().unwrap()
+            );
+            again(4, "conversion", &mut || PLACE.kubectl(&["get", "--raw", &path]).map(drop));
+        });
+        scope.spawn(move || again(5, "metrics", &mut || metrics().map(drop)));
+    });
+}
+
+#[test]
+fn certificates_are_replaced_under_load_and_nothing_fails() {
+    let _streams = Streams::follow();
+    PLACE.namespace(NAMESPACE);
+    create(NAMESPACE, "vm", "Always", 0);
+    until_answers(NAMESPACE, "vm", 1);
+    let over = AtomicBool::new(false);
+    let done: [AtomicU32; 6] = Default::default();
+    let begun = Instant::now();
+    let full = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let mut rounds = 0;
+    std::thread::scope(|scope| {
+        let (over, done) = (&over, &done);
+        let load = scope.spawn(move || load(over, done));
+        let until = |wanted: &str, found: &mut dyn FnMut() -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(240);
+            while !found() {
+                assert!(!over.load(Ordering::Relaxed), "{wanted}: the load failed");
+                assert!(Instant::now() < deadline, "{wanted}: not in time");
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        };
+        loop {
+            let (before, end_before) = (certificates(), end());
+            age_certificates();
+            until("new certificates", &mut || all_replaced(&before) && end() != end_before);
+            let (count, before) = (authorities(), certificates());
+            age_authority(OLD);
+            until("another authority", &mut || authorities() > count);
+            rounds += 1;
+            if !full {
+                std::thread::sleep(Duration::from_secs(3));
+                break;
+            }
+            // Certificates of the next authority, then the time in which the kubelet brings them into pods.
+            until("certificates of the next authority", &mut || all_replaced(&before));
+            std::thread::sleep(Duration::from_secs(100));
+            age_authority(OVERLAP);
+            until("one authority", &mut || authorities() == 1);
+            if begun.elapsed() > Duration::from_secs(20 * 60) {
+                break;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    let counts: Vec<u32> = done.iter().map(|one| one.load(Ordering::Relaxed)).collect();
+    println!("{rounds} rotations in {:?}; answers {counts:?}", begun.elapsed());
+    assert!(counts.iter().all(|count| *count > 3), "{counts:?}");
+    PLACE.remove_namespace(NAMESPACE);
+}

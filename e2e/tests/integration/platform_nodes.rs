@@ -1,0 +1,31 @@
+//! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the pools of
+//! the storage changed, the platform removed and installed again, and a second node that shares a network of VMs, dies and
+//! comes back.
+//!
+//! One test; its parts follow each other.
+
+mod footprint;
+mod install;
+mod join;
+mod kills;
+mod leaders;
+mod nodes;
+mod pools;
+mod ptp;
+
+use crate::platform::webhooks;
+
+#[test]
+fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {
+    kills::guest_outlives_every_program();
+    kills::memory_is_bounded();
+    webhooks::accepted_while_replaced("ferrovirt-operator", "app=ferrovirt-operator");
+    leaders::nothing_is_done_twice();
+    if std::env::var_os("FERROVIRT_SOAK").is_some() {
+        footprint::is_within_its_requests();
+    }
+    ptp::guest_is_on_a_point_to_point_network();
+    pools::follow_their_object();
+    install::removed_without_a_trace();
+    nodes::outlive_their_node();
+}

@@ -1,0 +1,119 @@
+//! The platform on one node with five VMs at work: number of pods, their requests, and the memory that they really have.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::platform::guest;
+use crate::platform::machines::create_with;
+use crate::platform::place::{MACHINES, PLACE, PODS};
+
+const NAMESPACE: &str = "footprint";
+const PLATFORM: &str = operator::defaults::NAMESPACE;
+const MACHINES_AT_WORK: usize = 5;
+/// Most pods, and most memory that they ask for, in MiB.
+const PODS_MAX: usize = 5;
+const REQUESTS_MAX: u64 = 192;
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// One pod: its name, the memory that it asks for and has, all and anonymous, in KiB.
+#[derive(Clone, Debug, Default)]
+struct Pod {
+    name: String,
+    requested: u64,
+    resident: u64,
+    anonymous: u64,
+}
+
+/// Memory of a pod's processes by a line of their `status`, in KiB.
+fn memory(uid: &str, line: &str) -> u64 {
+    let scope = uid.replace('-', "_");
+    let of_process = |process: fs::DirEntry| {
+        let groups = fs::read_to_string(process.path().join("cgroup")).ok()?;
+        let status = fs::read_to_string(process.path().join("status")).ok()?;
+        let value = status.lines().find_map(|one| one.strip_prefix(line))?;
+        let value: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+        (groups.contains(uid) || groups.contains(&scope)).then_some(value)
+    };
+    fs::read_dir("/proc").unwrap().flatten().filter_map(of_process).sum()
+}
+
+fn pods() -> Vec<Pod> {
+    let all = PLACE.list(PODS, PLATFORM).into_iter();
+    let running = all.filter(|pod| pod["status"]["phase"] == "Running");
+    let seen = |pod: Value| {
+        let containers = pod["spec"]["containers"].as_array().unwrap().iter();
+        let request = |one: &Value| {
+            let memory = one["resources"]["requests"]["memory"].as_str()?;
+            memory.strip_suffix("Mi")?.parse::<u64>().ok()
+        };
+        let uid = pod["metadata"]["uid"].as_str().unwrap();
+        Pod {
+            name: pod["metadata"]["name"].as_str().unwrap().to_owned(),
+            requested: containers.map(|one| request(one).unwrap()).sum::<u64>() << 10,
+            resident: memory(uid, "VmRSS:"),
+            anonymous: memory(uid, "RssAnon:"),
+        }
+    };
+    running.map(seen).collect()
+}
+
+pub(crate) fn is_within_its_requests() {
+    let time = Duration::from_secs(30 * 60);
+    // Code is several times larger in a build for tests: there only the rest of the memory counts.
+    let released = !e2e::programs::image().unwrap().display().to_string().contains("-debug");
+    PLACE.namespace(NAMESPACE);
+    let name = |number: usize| format!("vm{number}");
+    let disk = guest::beats();
+    let volumes: Vec<_> = (0..MACHINES_AT_WORK)
+        .map(|number| create_with(NAMESPACE, &name(number), "Always", 0, &disk))
+        .collect();
+    for number in 0..MACHINES_AT_WORK {
+        PLACE.until_status(NAMESPACE, &name(number), "Running");
+    }
+    let (begun, mut samples) = (Instant::now(), 0_usize);
+    let mut most: Vec<Pod> = Vec::new();
+    while begun.elapsed() < time {
+        let vm = name(samples % MACHINES_AT_WORK);
+        PLACE.put(NAMESPACE, &format!("virtualmachines/{vm}/restart")).unwrap();
+        std::thread::sleep(PERIOD);
+        PLACE.until_status(NAMESPACE, &vm, "Running");
+        let now = pods();
+        assert!(now.len() <= PODS_MAX, "{now:#?}");
+        for pod in now {
+            match most.iter_mut().find(|one| one.name == pod.name) {
+                Some(one) => {
+                    one.resident = one.resident.max(pod.resident);
+                    one.anonymous = one.anonymous.max(pod.anonymous);
+                }
+                None => most.push(pod),
+            }
+        }
+        samples += 1;
+    }
+    for pod in &most {
+        println!(
+            "{}: requests {} MiB, at most {} MiB resident, {} MiB of it anonymous",
+            pod.name,
+            pod.requested >> 10,
+            pod.resident >> 10,
+            pod.anonymous >> 10
+        );
+    }
+    let requested: u64 = most.iter().map(|pod| pod.requested >> 10).sum();
+    let had = |pod: &Pod| if released { pod.resident } else { pod.anonymous };
+    let resident: u64 = most.iter().map(|pod| had(pod) >> 10).sum();
+    println!(
+        "{samples} samples in {:?}: {} pods, requests {requested} MiB, {resident} MiB used",
+        begun.elapsed(),
+        most.len()
+    );
+    assert!(requested <= REQUESTS_MAX && resident <= requested, "{most:#?}");
+    for number in 0..MACHINES_AT_WORK {
+        PLACE.delete(MACHINES, NAMESPACE, &name(number));
+    }
+    PLACE.until(NAMESPACE, "the VMs are gone", || PLACE.list(PODS, NAMESPACE).is_empty().then_some(()));
+    PLACE.remove_namespace(NAMESPACE);
+    drop(volumes);
+}

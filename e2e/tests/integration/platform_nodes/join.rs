@@ -1,0 +1,102 @@
+//! Two guests on two nodes with bridges that a cable joins: large frames pass, and each sees the other's own Ethernet
+//! address.
+
+use std::process::Command;
+
+use cluster::Resource;
+use e2e::Second;
+use serde_json::{Value, json};
+
+use crate::platform::machines::machine;
+use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform::shell::{self, Guest};
+use crate::platform_nodes::nodes::disk_of_all_nodes;
+
+const NAMESPACE: &str = "joined";
+const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions");
+const BRIDGE: &str = "e2e-joined";
+const CABLE: &str = "e2e-cable";
+/// The guests: name of the VM, its node, its address.
+const GUESTS: [(&str, &str, &str); 2] = [("one", "node1", "192.0.2.1"), ("two", "node2", "192.0.2.2")];
+const MTU: usize = 9000;
+
+#[track_caller]
+fn ip(mut command: Command, words: &str) {
+    let run = command.args(words.split(' ')).output().unwrap();
+    assert!(run.status.success(), "ip {words}: {}", String::from_utf8_lossy(&run.stderr));
+}
+
+/// Number of the second node's first process: /proc/NUMBER/root.
+fn process_of(second: &Second) -> String {
+    let path = second.node_path("").unwrap().display().to_string();
+    path.split('/').nth(2).unwrap().to_owned()
+}
+
+pub(crate) fn guests_of_two_nodes_share_a_network(second: &Second) {
+    PLACE.namespace(NAMESPACE);
+    let on = |node: &str| match node {
+        "node1" => PLACE.cluster.on_node("ip").unwrap(),
+        _ => second.on_node("ip").unwrap(),
+    };
+    let process = process_of(second);
+    ip(
+        on("node1"),
+        &format!("link add {CABLE} mtu {MTU} type veth peer name {CABLE} mtu {MTU} netns {process}"),
+    );
+    for node in ["node1", "node2"] {
+        ip(on(node), &format!("link add {BRIDGE} mtu {MTU} type bridge"));
+        ip(on(node), &format!("link set {CABLE} master {BRIDGE} up"));
+        ip(on(node), &format!("link set {BRIDGE} up"));
+    }
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": BRIDGE, "mtu": MTU}).to_string();
+    let annotations =
+        json!({"k8s.v1.cni.cncf.io/resourceName": format!("bridge.network.kubevirt.io/{BRIDGE}")});
+    let definition = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "lan", "annotations": annotations}, "spec": {"config": config},
+    });
+    PLACE.create(DEFINITIONS, NAMESPACE, &definition);
+    let disk = shell::disk();
+    for (name, node, _) in GUESTS {
+        disk_of_all_nodes(NAMESPACE, name, &disk);
+        let mut vm = machine(name, "Always", &json!({"persistentVolumeClaim": {"claimName": name}}));
+        let spec = &mut vm["spec"]["template"]["spec"];
+        spec["domain"]["memory"]["guest"] = json!(shell::MEMORY);
+        spec["nodeSelector"] = json!({"kubernetes.io/hostname": node});
+        shell::join(spec, "lan", "lan");
+        PLACE.create(MACHINES, NAMESPACE, &vm);
+    }
+    let mut guests = GUESTS.map(|(name, _, _)| Guest::of(NAMESPACE, name));
+    let mut macs = Vec::new();
+    for (guest, (name, node, address)) in guests.iter_mut().zip(GUESTS) {
+        guest.until("true");
+        let instance = PLACE.find(INSTANCES, NAMESPACE, name).unwrap();
+        assert_eq!(instance["status"]["nodeName"], node);
+        let interfaces = instance["status"]["interfaces"].as_array().unwrap().clone();
+        let lan: &Value = interfaces.iter().find(|one| one["name"] == "lan").unwrap();
+        let mac = lan["mac"].as_str().unwrap().to_owned();
+        let card = guest.card(&mac);
+        guest.until(&format!("ip link set {card} mtu {MTU} up"));
+        guest.until(&format!("ip addr replace {address}/24 dev {card}"));
+        macs.push(mac);
+    }
+    // Without the headers of IPv4 and ICMP.
+    let size = MTU - 28;
+    for (at, guest) in guests.iter_mut().enumerate() {
+        let (address, mac) = (GUESTS[1 - at].2, &macs[1 - at]);
+        let said = guest.until(&format!("ping -c 3 -w 10 -s {size} {address}"));
+        println!("{} -> {}: {}", GUESTS[at].1, GUESTS[1 - at].1, said.lines().last().unwrap_or_default());
+        guest.until(&format!("ip neigh show {address} | grep -i {mac}"));
+    }
+    for (name, _, _) in GUESTS {
+        PLACE.delete(MACHINES, NAMESPACE, name);
+    }
+    PLACE.until(NAMESPACE, "the VMs are gone", || {
+        (PLACE.list(MACHINES, NAMESPACE).is_empty() && PLACE.list(PODS, NAMESPACE).is_empty()).then_some(())
+    });
+    PLACE.remove_namespace(NAMESPACE);
+    for node in ["node1", "node2"] {
+        ip(on(node), &format!("link del {BRIDGE}"));
+    }
+    ip(on("node1"), &format!("link del {CABLE}"));
+}

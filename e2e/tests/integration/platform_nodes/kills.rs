@@ -1,0 +1,242 @@
+//! Every program around a guest is killed at a random moment; the guest counts on its disk and console and never stops.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use places::guest::Dice;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::platform::console::Console;
+use crate::platform::guest;
+use crate::platform::machines::create_with;
+use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
+
+const NAMESPACE: &str = "kills";
+/// How long a status may be wrong after a kill.
+const WRONG: Duration = Duration::from_secs(10);
+
+/// A program that is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    Operator,
+    Agent,
+    Worker,
+    Containerd,
+    Kubelet,
+}
+
+const ALL: [Program; 5] =
+    [Program::Operator, Program::Agent, Program::Worker, Program::Containerd, Program::Kubelet];
+
+/// Processes of this cluster by command line and cgroup: id, command line, whether it is a pod's.
+fn processes() -> Vec<(Pid, String, bool)> {
+    let place = PLACE.cluster.place();
+    let (group, folder) = (format!("/{}/", place.cgroup()), format!("{}/", place.folder().display()));
+    let found = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let pid = Pid::from_raw(path.file_name()?.to_str()?.parse().ok()?)?;
+        let line = fs::read(path.join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let pod = fs::read_to_string(path.join("cgroup")).ok()?.contains(&group);
+        (pod || line.contains(&folder)).then_some((pid, line, pod))
+    });
+    found.collect()
+}
+
+/// The operator's process in the pod with this uid.
+pub(crate) fn operator_of(uid: &str) -> Option<Pid> {
+    let scope = uid.replace('-', "_");
+    let in_pod = |pid: Pid| {
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+        groups.contains(uid) || groups.contains(&scope)
+    };
+    let all = processes().into_iter().filter(|(_, line, _)| line.starts_with("/usr/bin/operator "));
+    all.map(|(pid, ..)| pid).find(|pid| in_pod(*pid))
+}
+
+impl Program {
+    /// Its process.
+    pub(crate) fn process(self) -> Option<Pid> {
+        let is_it = |line: &str, pod: bool| match self {
+            Self::Operator => pod && line.starts_with("/usr/bin/operator "),
+            Self::Agent => pod && line.starts_with("/usr/bin/virt-agent "),
+            Self::Worker => pod && line.starts_with("virt-launcher worker"),
+            Self::Containerd => !pod && line.starts_with("containerd "),
+            Self::Kubelet => {
+                !pod && line.split(' ').next().is_some_and(|program| program.ends_with("/kubelet"))
+            }
+        };
+        processes().into_iter().find(|(_, line, pod)| is_it(line, *pod)).map(|(pid, _, _)| pid)
+    }
+
+    /// Kills it; of pods that are started again later and later, the pod goes too.
+    fn kill(self, again: bool) {
+        let process = self.process().unwrap_or_else(|| panic!("{self:?} does not run: {:#?}", processes()));
+        kill_process(process, Signal::KILL).unwrap();
+        let label = match self {
+            Self::Operator => "app=ferrovirt-operator",
+            Self::Agent => "kubevirt.io=virt-handler",
+            Self::Worker | Self::Containerd | Self::Kubelet => return,
+        };
+        if again {
+            let words =
+                ["-n", "kubevirt-hyperconverged", "delete", "pod", "-l", label, "--force", "--wait=false"];
+            PLACE.kubectl(&[&words[..], &["--grace-period=0"]].concat()).unwrap();
+        }
+    }
+}
+
+/// Looks at the guest's counts on its disk until it is stopped; the longest time without a beat.
+fn watch(disk: PathBuf, over: Arc<AtomicBool>) -> std::thread::JoinHandle<Duration> {
+    std::thread::spawn(move || {
+        let (mut last, mut since, mut longest) = (guest::counted(&disk).1, Instant::now(), Duration::ZERO);
+        while !over.load(Ordering::Relaxed) {
+            let (starts, beats) = guest::counted(&disk);
+            assert_eq!(starts, 1, "the guest was started again");
+            longest = longest.max(since.elapsed());
+            if beats != last {
+                (last, since) = (beats, Instant::now());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        longest
+    })
+}
+
+/// Why the status of the guest, which runs, is not true.
+fn wrong() -> Option<String> {
+    let Some(instance) = PLACE.find(INSTANCES, NAMESPACE, "vm") else { return Some("no instance".into()) };
+    let ready = instance["status"]["conditions"].as_array().into_iter().flatten();
+    let ready = ready.filter(|one| one["type"] == "Ready").any(|one| one["status"] == "True");
+    let machine = PLACE.find(MACHINES, NAMESPACE, "vm").unwrap();
+    let status = &machine["status"]["printableStatus"];
+    let wrong = instance["status"]["phase"] != "Running" || !ready || status != "Running";
+    wrong.then(|| format!("{}, ready {ready}, {status}", instance["status"]["phase"]))
+}
+
+/// The guest's beats on its console follow each other.
+fn beats(console: &mut Console<'_>) -> Result<(), String> {
+    let beats = console.bytes(6)?;
+    let follow = beats.windows(2).all(|pair| pair[1] == pair[0].wrapping_add(1));
+    if follow { Ok(()) } else { Err(format!("{beats:?}")) }
+}
+
+pub(crate) fn guest_outlives_every_program() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let rounds = if soak { 20 } else { 1 };
+    for program in ["containerd", "kubelet"] {
+        PLACE.cluster.restart_killed(program).unwrap();
+    }
+    PLACE.namespace(NAMESPACE);
+    let volume = create_with(NAMESPACE, "vm", "Always", 0, &guest::beats());
+    PLACE.until_status(NAMESPACE, "vm", "Running");
+    let uid = |object: Option<Value>| object.unwrap()["metadata"]["uid"].clone();
+    let first = uid(PLACE.find(INSTANCES, NAMESPACE, "vm"));
+    let disk = volume.path().join("disk.img");
+    PLACE.until(NAMESPACE, "the guest counts", || (guest::counted(&disk).1 > 0).then_some(()));
+    let over = Arc::new(AtomicBool::new(false));
+    let watching = watch(disk.clone(), Arc::clone(&over));
+    let mut dice = Dice(21);
+    for program in ALL {
+        let mut slowest = Duration::ZERO;
+        for round in 0..rounds {
+            std::thread::sleep(Duration::from_millis(dice.next(1500)));
+            let before = program.process();
+            program.kill(round > 0);
+            let killed = Instant::now();
+            // True, or true again in time.
+            while let Some(wrong) = wrong() {
+                assert!(killed.elapsed() < e2e::bar(WRONG), "{program:?} killed: {wrong}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let mut console =
+                PLACE.until(NAMESPACE, &format!("the console after {program:?} was killed"), || {
+                    let again = program.process().is_some_and(|process| Some(process) != before);
+                    let mut console = Console::open(&PLACE, NAMESPACE, "vm").ok().filter(|_| again)?;
+                    beats(&mut console).ok()?;
+                    Some(console)
+                });
+            slowest = slowest.max(killed.elapsed());
+            beats(&mut console).unwrap();
+            assert!(wrong().is_none(), "{program:?}: {:?}", wrong());
+        }
+        println!("{program:?} killed {rounds} times, console again after at most {slowest:?}");
+    }
+    assert_eq!(uid(PLACE.find(INSTANCES, NAMESPACE, "vm")), first);
+    over.store(true, Ordering::Relaxed);
+    let longest = watching.join().unwrap();
+    println!("longest time without a beat on the disk: {longest:?}");
+    assert!(longest < e2e::bar(Duration::from_secs(10)), "{longest:?}");
+    end_while_the_agent_is_gone(&disk);
+    PLACE.delete(MACHINES, NAMESPACE, "vm");
+    PLACE.until(NAMESPACE, "the VM is gone", || {
+        (PLACE.list(MACHINES, NAMESPACE).is_empty() && PLACE.list(PODS, NAMESPACE).is_empty()).then_some(())
+    });
+    PLACE.remove_namespace(NAMESPACE);
+}
+
+/// A guest that ends when no agent is there to see it is not reported as running.
+fn end_while_the_agent_is_gone(disk: &std::path::Path) {
+    let uid = PLACE.find(INSTANCES, NAMESPACE, "vm").unwrap()["metadata"]["uid"].clone();
+    Program::Agent.kill(true);
+    let found = processes().into_iter().find(|(_, line, pod)| *pod && line.contains("guest=kills_vm,"));
+    kill_process(found.unwrap().0, Signal::KILL).unwrap();
+    let killed = Instant::now();
+    PLACE.until(NAMESPACE, "the end is reported", || {
+        let instance = PLACE.find(INSTANCES, NAMESPACE, "vm");
+        let same =
+            instance.filter(|one| one["metadata"]["uid"] == uid && one["status"]["phase"] == "Running");
+        same.is_none().then_some(())
+    });
+    println!("guest and agent killed -> the end is reported after {:?}", killed.elapsed());
+    PLACE.until(NAMESPACE, "the guest runs again", || (guest::counted(disk).0 == 2).then_some(()));
+    PLACE.until_status(NAMESPACE, "vm", "Running");
+}
+
+/// Resident memory of the operator and of the agent: all, and what is theirs alone, in KiB.
+fn memory(program: Program) -> (u64, u64) {
+    let process = program.process().unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
+    let line = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    (line("VmRSS:"), line("RssAnon:"))
+}
+
+/// The operator with many halted VMs and the agent with some guests stay within their memory.
+pub(crate) fn memory_is_bounded() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let (halted, running) = if soak { (1000, 10) } else { (100, 2) };
+    let namespace = "memory";
+    PLACE.namespace(namespace);
+    let volumes: Vec<_> = (0..running)
+        .map(|number| create_with(namespace, &format!("run{number}"), "Always", 0, &guest::beats()))
+        .collect();
+    for number in 0..halted {
+        let volume = serde_json::json!({"persistentVolumeClaim": {"claimName": "none"}});
+        PLACE.create(
+            MACHINES,
+            namespace,
+            &crate::platform::machines::machine(&format!("halted{number}"), "Halted", &volume),
+        );
+    }
+    for number in 0..running {
+        PLACE.until_status(namespace, &format!("run{number}"), "Running");
+    }
+    PLACE.until_status(namespace, &format!("halted{}", halted - 1), "Stopped");
+    let (operator, agent) = (memory(Program::Operator), memory(Program::Agent));
+    let mib =
+        |(all, own): (u64, u64)| format!("{} MiB resident, {} MiB of it anonymous", all >> 10, own >> 10);
+    println!("operator with {halted} halted VMs: {}", mib(operator));
+    println!("agent with {running} guests: {}", mib(agent));
+    // Resident code depends on the build: one for tests has several times more of it than a release.
+    assert!(operator.1 <= 64 << 10, "{operator:?}");
+    assert!(agent.1 <= 48 << 10, "{agent:?}");
+    PLACE.remove_namespace(namespace);
+    drop(volumes);
+}

@@ -1,0 +1,160 @@
+//! Two replicas of the operator, whose leader is killed again and again under load: nothing is done twice, and the API
+//! answers.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::platform::machines::machine;
+use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform::webhooks::accepted;
+use crate::platform_nodes::kills;
+
+const NAMESPACE: &str = "leaders";
+const PLATFORM: &str = operator::defaults::NAMESPACE;
+/// Between two looks for a leader to kill.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Longest time in which no request is answered: the API server may ask a replica that was just killed.
+const AWAY: Duration = Duration::from_secs(2);
+/// VMs that are made at the same time.
+const WORKERS: usize = 2;
+
+fn scale(replicas: usize) {
+    let object = "deployment/ferrovirt-operator";
+    PLACE.kubectl(&["-n", PLATFORM, "scale", object, &format!("--replicas={replicas}")]).unwrap();
+    PLACE.until(PLATFORM, &format!("{replicas} replicas are ready"), || {
+        let ready = "jsonpath={.status.replicas} {.status.readyReplicas}";
+        let counts = PLACE.kubectl(&["-n", PLATFORM, "get", object, "-o", ready]).unwrap();
+        (counts == format!("{replicas} {replicas}")).then_some(())
+    });
+}
+
+/// The pod that leads the controllers of VMs, and its process.
+fn leader() -> Option<(String, Pid)> {
+    let holder = "jsonpath={.spec.holderIdentity}";
+    let pod = PLACE.kubectl(&["-n", PLATFORM, "get", "lease", "ferrovirt-compute", "-o", holder]).ok()?;
+    let uid = "jsonpath={.metadata.uid}";
+    // One that was killed holds it until it expires.
+    let uid = PLACE.kubectl(&["-n", PLATFORM, "get", "pod", &pod, "-o", uid]).ok()?;
+    kills::operator_of(&uid).map(|process| (pod, process))
+}
+
+/// Makes a VM, waits until it runs, and removes it.
+fn live(name: &str) {
+    let mut vm = machine(name, "Always", &json!({"emptyDisk": {"capacity": "1Mi"}}));
+    vm["spec"]["template"]["spec"]["domain"]["memory"]["guest"] = json!("32Mi");
+    PLACE.create(MACHINES, NAMESPACE, &vm);
+    PLACE.until_status(NAMESPACE, name, "Running");
+    PLACE.delete(MACHINES, NAMESPACE, name);
+    PLACE.until(NAMESPACE, &format!("{name} is gone"), || {
+        [MACHINES, INSTANCES].iter().all(|kind| PLACE.find(*kind, NAMESPACE, name).is_none()).then_some(())
+    });
+}
+
+/// Asks the API until it is over; gives the number of answers, and the longest time without one.
+fn ask(over: &AtomicBool) -> (u32, Duration) {
+    let (mut answers, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
+    let path = "/apis/subresources.kubevirt.io/v1";
+    while !over.load(Ordering::Relaxed) {
+        let done = PLACE.cluster.run(accepted(PLACE.cluster.client())).is_ok()
+            && PLACE.kubectl(&["get", "--raw", path]).is_ok();
+        if done {
+            (answers, longest, last) = (answers + 1, longest.max(last.elapsed()), Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    (answers, longest.max(last.elapsed()))
+}
+
+/// Creations and deletions by the operator in the namespace, each with how often it succeeded. A launcher's pod counts by
+/// its VM.
+fn actions() -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for entry in fs::read_dir(PLACE.cluster.place().folder()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !(name.starts_with("audit") && name.ends_with(".log")) {
+            continue;
+        }
+        for line in BufReader::new(File::open(path).unwrap()).lines() {
+            let Ok(event) = serde_json::from_str::<Value>(&line.unwrap()) else { continue };
+            let object = &event["objectRef"];
+            let resource = object["resource"].as_str().unwrap_or_default();
+            let by_operator =
+                event["user"]["username"] == format!("system:serviceaccount:{PLATFORM}:kubevirt-controller");
+            let succeeded = event["responseStatus"]["code"].as_u64().is_some_and(|code| code < 300);
+            let verb = event["verb"].as_str().unwrap_or_default();
+            let counted = by_operator
+                && succeeded
+                && object["namespace"] == NAMESPACE
+                && ["create", "delete"].contains(&verb)
+                && object["subresource"].is_null()
+                && !["events", "controllerrevisions"].contains(&resource);
+            if counted {
+                let name = object["name"].as_str().unwrap_or_default();
+                // virt-launcher-NAME-xxxxx.
+                let name = if resource == "pods" {
+                    name.rsplit_once('-').map_or(name, |(name, _)| name)
+                } else {
+                    name
+                };
+                *counts.entry(format!("{verb} {resource} {name}")).or_default() += 1;
+            }
+        }
+    }
+    counts
+}
+
+pub(crate) fn nothing_is_done_twice() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let time = Duration::from_secs(if soak { 300 } else { 30 });
+    PLACE.namespace(NAMESPACE);
+    scale(2);
+    let over = AtomicBool::new(false);
+    let (machines, kills, (answers, away)) = std::thread::scope(|scope| {
+        let over = &over;
+        let asked = scope.spawn(move || ask(over));
+        let work = |worker: usize| {
+            let mut lived = 0;
+            while !over.load(Ordering::Relaxed) {
+                live(&format!("vm{worker}x{lived}"));
+                lived += 1;
+            }
+            lived
+        };
+        let workers: Vec<_> = (0..WORKERS).map(|worker| scope.spawn(move || work(worker))).collect();
+        let (begun, mut killed) = (Instant::now(), 0);
+        while begun.elapsed() < time && !workers.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+            if let Some((pod, process)) = leader() {
+                kill_process(process, Signal::KILL).unwrap();
+                // A container that is killed often is started later and later.
+                let words = ["-n", PLATFORM, "delete", "pod", &pod, "--force", "--grace-period=0"];
+                PLACE.kubectl(&[&words[..], &["--wait=false"]].concat()).unwrap();
+                killed += 1;
+            }
+            std::thread::sleep(PERIOD);
+        }
+        over.store(true, Ordering::Relaxed);
+        let lived: u32 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+        (lived, killed, asked.join().unwrap())
+    });
+    let actions = actions();
+    let twice: Vec<_> = actions.iter().filter(|(_, count)| **count > 1).collect();
+    println!(
+        "leader killed {kills} times: {machines} VMs lived, {} actions, {} of them twice; {answers} answers, at most {away:?} \
+         apart",
+        actions.len(),
+        twice.len()
+    );
+    assert!(twice.is_empty(), "{twice:#?}");
+    assert!(kills >= 2 && machines >= 2 && actions.len() >= 2 * machines as usize, "{actions:#?}");
+    assert!(away < e2e::bar(AWAY), "no answer for {away:?}");
+    PLACE.until(NAMESPACE, "all pods are gone", || PLACE.list(PODS, NAMESPACE).is_empty().then_some(()));
+    PLACE.remove_namespace(NAMESPACE);
+    scale(1);
+}

@@ -1,0 +1,21 @@
+//! DataVolumes on a real node: the operator's storage controllers run outside the cluster, importers in it, volumes come
+//! from hpp-csi with its stock sidecars. Bytes are judged from the host.
+//!
+//! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
+
+mod authorization;
+mod clones;
+mod combinations;
+mod crons;
+mod crowd;
+mod failures;
+mod imports;
+mod killed;
+mod manifests;
+pub(crate) mod platform;
+pub(crate) mod send;
+pub(crate) mod setup;
+pub(crate) mod space;
+pub(crate) mod timeline;
+mod uploads;
+mod waits;

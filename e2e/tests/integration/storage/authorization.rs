@@ -1,0 +1,199 @@
+//! Rights to clone from another namespace, by the API server's own answers; and invalid tokens of clones.
+
+use std::fs;
+
+use operator::storage::clone::authorize::Origin;
+use operator::storage::clone::token::{self, Target};
+use operator::storage::keys::{SECRET, SigningKeys};
+use operator::storage::signers;
+use serde_json::{Value, json};
+
+use crate::storage::platform::{PLATFORM, apply};
+use crate::storage::setup::{CLUSTER, IMMEDIATE, assert_same};
+use crate::storage::space::{Space, until};
+
+/// Namespace of what is cloned.
+const SOURCE: &str = "authorization-source";
+/// Namespace of the clones.
+const TARGET: &str = "authorization-target";
+
+/// A user with rights in the source's namespace, and whether these let him clone the claim `golden` and the snapshot
+/// `taken`.
+struct User {
+    name: &'static str,
+    /// Rules of a Role; none: no Role.
+    rules: &'static [&'static str],
+    claim: bool,
+    snapshot: bool,
+}
+
+const fn user(name: &'static str, rules: &'static [&'static str], claim: bool, snapshot: bool) -> User {
+    User { name, rules, claim, snapshot }
+}
+
+const ANY_SOURCE: &str = "{apiGroups: [cdi.kubevirt.io], resources: [datavolumes/source], verbs: [create]}";
+const GOLDEN: &str = "{apiGroups: [cdi.kubevirt.io], resources: [datavolumes/source], resourceNames: [golden], verbs: [create]}";
+const VOLUMES: &str = "{apiGroups: [cdi.kubevirt.io], resources: [datavolumes], verbs: ['*']}";
+const READ: &str = "{apiGroups: [''], resources: [persistentvolumeclaims, pods], verbs: [get, list, watch]}";
+const PODS: &str = "{apiGroups: [''], resources: [pods], verbs: [create]}";
+const PVCS: &str = "{apiGroups: [''], resources: [pvcs], verbs: [create]}";
+const ALL: &str = "{apiGroups: ['*'], resources: ['*'], verbs: ['*']}";
+
+const USERS: [User; 9] = [
+    user("nothing", &[], false, false),
+    user("reads", &[READ], false, false),
+    user("volumes", &[VOLUMES], false, false),
+    user("sources", &[ANY_SOURCE], true, true),
+    user("golden", &[GOLDEN], true, false),
+    user("pods", &[PODS], true, false),
+    user("pvcs", &[PVCS], false, false),
+    user("both", &[PODS, PVCS], true, true),
+    user("all", &[ALL], true, true),
+];
+
+/// A DataVolume with a source, as a manifest.
+fn manifest(name: &str, source: &Value) -> String {
+    let mut volume = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "metadata": {"name": name, "namespace": TARGET},
+        "spec": {"storage": {"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}}},
+    });
+    for (field, value) in source.as_object().unwrap() {
+        volume["spec"][field] = value.clone();
+    }
+    volume.to_string()
+}
+
+/// Tries to create a DataVolume as a user; the refusal's text.
+fn tried(user: &str, source: &Value) -> Result<(), String> {
+    let file = CLUSTER.place().path("authorization.json");
+    fs::write(&file, manifest("tried", source)).unwrap();
+    let mut command = CLUSTER.kubectl();
+    command.args(["create", "--dry-run=server", "--as", user, "-f"]).arg(&file);
+    let run = command.output().unwrap();
+    if run.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&run.stderr).into_owned()) }
+}
+
+#[test]
+fn the_matrix_of_rights_is_the_api_servers() {
+    let (source, target) = (Space::new(SOURCE), Space::new(TARGET));
+    for user in &USERS {
+        let name = user.name;
+        apply(
+            &CLUSTER,
+            &format!(
+                "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata: {{name: {name}, namespace: {TARGET}}}\n\
+                 subjects: [{{kind: User, name: {name}, apiGroup: rbac.authorization.k8s.io}}]\n\
+                 roleRef: {{kind: ClusterRole, name: cluster-admin, apiGroup: rbac.authorization.k8s.io}}\n---\n\
+                 apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {{name: {name}, namespace: {SOURCE}}}\n\
+                 rules: [{}]\n---\n\
+                 apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata: {{name: {name}, namespace: {SOURCE}}}\n\
+                 subjects: [{{kind: User, name: {name}, apiGroup: rbac.authorization.k8s.io}}]\n\
+                 roleRef: {{kind: Role, name: {name}, apiGroup: rbac.authorization.k8s.io}}\n",
+                user.rules.join(", ")
+            ),
+        );
+    }
+    let claim = json!({"pvc": {"namespace": SOURCE, "name": "golden"}});
+    let snapshot = json!({"snapshot": {"namespace": SOURCE, "name": "taken"}});
+    source.create("DataSource", json!({"metadata": {"name": "image"}, "spec": {"source": claim}}));
+    source.create("DataSource", json!({"metadata": {"name": "saved"}, "spec": {"source": snapshot}}));
+    let refers = |name: &str| json!({"sourceRef": {"kind": "DataSource", "namespace": SOURCE, "name": name}});
+    // The roles are in force when the last one is.
+    until("the rights are in force", || tried("all", &json!({"source": snapshot})).ok());
+    let mut asked = 0;
+    for user in &USERS {
+        for (source, allowed) in [
+            (json!({"source": claim}), user.claim),
+            (json!({"source": snapshot}), user.snapshot),
+            (refers("image"), user.claim),
+            (refers("saved"), user.snapshot),
+        ] {
+            let answer = tried(user.name, &source);
+            asked += 1;
+            assert_eq!(answer.is_ok(), allowed, "{} {source}: {answer:?}", user.name);
+            let text =
+                format!("User {} has insufficient permissions in clone source namespace {SOURCE}", user.name);
+            assert!(answer.is_ok() || answer.as_ref().is_err_and(|said| said.contains(&text)), "{answer:?}");
+        }
+    }
+    println!("{asked} clones asked for by {} users: answered as the table says", USERS.len());
+    // The own namespace needs no rights; a source that is absent there is waited for.
+    tried("nothing", &json!({"source": {"pvc": {"namespace": TARGET, "name": "golden"}}})).unwrap();
+    // The namespace's owner lets every DataVolume of the other one.
+    source.create(
+        "ReferenceGrant",
+        json!({
+            "metadata": {"name": "golden"},
+            "spec": {
+                "from": [{"group": "cdi.kubevirt.io", "kind": "DataVolume", "namespace": TARGET}],
+                "to": [{"group": "", "kind": "PersistentVolumeClaim", "name": "golden"}],
+            },
+        }),
+    );
+    until("the grant is read", || tried("nothing", &json!({"source": claim})).ok());
+    assert!(tried("nothing", &json!({"source": snapshot})).is_err(), "the grant names claims");
+    drop(target);
+}
+
+/// The annotation with a token.
+const TOKEN: &str = "cdi.kubevirt.io/storage.clone.token";
+
+#[test]
+fn forged_expired_and_retargeted_tokens_are_refused() {
+    let (source, _web) = crate::storage::clones::golden("tokens-source", IMMEDIATE);
+    let target = Space::new("tokens-target");
+    let golden = json!({"pvc": {"namespace": source.0, "name": "golden"}});
+    let never = json!({"cdi.kubevirt.io/storage.prePopulated": "none"});
+    for name in ["copy", "other"] {
+        target.data_volume(name, &golden, IMMEDIATE, "Filesystem", &never);
+    }
+    let token = |name: &str| {
+        let volume = target.get("DataVolume", name).unwrap();
+        volume["metadata"]["annotations"][TOKEN].as_str().unwrap().to_owned()
+    };
+    let good = token("copy");
+    let secret = Space(PLATFORM.to_owned()).get("Secret", SECRET).unwrap();
+    let keys = SigningKeys::from(&secret);
+    let origin = |name: &str| Origin { namespace: source.0.clone(), name: name.to_owned(), snapshot: false };
+    let aim = Target { namespace: &target.0, name: "copy", uid: None };
+    let now = signers::now();
+    let signed = |origin: &Origin, at| keys.sign(&token::grant(origin, aim), at).unwrap();
+    let mut forged = good.clone();
+    forged.replace_range(forged.len() - 8.., "AAAAAAAA");
+    let authority = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048)
+        .unwrap()
+        .serialize_pem();
+    let foreign = api::upload::token::Signer::from_pem(&authority).unwrap();
+    let wrong = [
+        ("not signed", "a.b.c".to_owned()),
+        ("changed", forged),
+        ("of another key", foreign.sign(&token::grant(&origin("golden"), aim), now, 300).unwrap()),
+        ("expired", signed(&origin("golden"), now - 3600)),
+        ("for another source", signed(&origin("silver"), now)),
+        ("for another target", token("other")),
+        ("none", String::new()),
+    ];
+    let annotate = |name: &str, token: &str| {
+        let annotations = json!({TOKEN: token, "cdi.kubevirt.io/storage.prePopulated": null});
+        target.patch("DataVolume", name, &json!({"metadata": {"annotations": annotations}}));
+    };
+    for (what, token) in &wrong {
+        // Regardless of the DataVolume's earlier state.
+        let annotations = json!({TOKEN: good, "cdi.kubevirt.io/storage.prePopulated": "none"});
+        target.patch("DataVolume", "copy", &json!({"metadata": {"annotations": annotations}}));
+        until("the right token is no trouble", || {
+            let (_, reason, _) = target.condition("copy", "Running")?;
+            (reason != "CloneNotAuthorized").then_some(())
+        });
+        annotate("copy", token);
+        until(&format!("a token {what} is refused"), || {
+            let (status, reason, message) = target.condition("copy", "Running")?;
+            let said = reason == "CloneNotAuthorized" && message.contains("delete it and create it again");
+            (status == "False" && said).then_some(())
+        });
+        assert!(target.get("PersistentVolumeClaim", "copy").is_none(), "{what}: no claim is made");
+    }
+    annotate("copy", &good);
+    target.phases("copy", "Succeeded");
+    assert_same(&target.file("copy"));
+}

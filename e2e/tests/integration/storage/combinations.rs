@@ -1,0 +1,415 @@
+//! Every source × volume mode × binding mode × with and without a populator: the bytes, the phases, the events, and
+//! nothing left over.
+//!
+//! A third of the combinations of each source, another third for each, so that all sources together have every pair; all
+//! of them with the full counts.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use e2e::peer::registry::{self, Registry};
+use e2e::peer::s3::{ACCESS_KEY, SECRET_KEY, Store};
+use e2e::peer::web::Web;
+use image::layer::{self, Member};
+use serde_json::{Value, json};
+
+use crate::storage::send::upload_to;
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
+use crate::storage::space::{Space, until};
+use crate::storage::timeline::Timeline;
+
+/// How a claim is bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Binding {
+    Immediate,
+    /// A pod uses the claim.
+    Consumer,
+    /// The annotation asks not to wait for one.
+    Forced,
+}
+
+/// Source of the content.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Work {
+    Import,
+    /// To this path of the upload proxy.
+    Upload(&'static str),
+    /// The driver clones a claim of the same volume mode, and with a populator only; the rest is copied.
+    Clone {
+        block: bool,
+    },
+    /// The driver restores a snapshot of the same volume mode, and with a populator only; the rest is copied.
+    Restore {
+        block: bool,
+    },
+}
+
+/// Content of a volume at the end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Content {
+    Disk,
+    Empty,
+    /// The disk as a file of an archive.
+    File,
+}
+
+/// A combination.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    block: bool,
+    binding: Binding,
+    populated: bool,
+}
+
+impl Row {
+    fn name(self) -> String {
+        let mode = if self.block { "block" } else { "file" };
+        let way = if self.populated { "populated" } else { "direct" };
+        format!("{mode}-{:?}-{way}", self.binding).to_lowercase()
+    }
+
+    fn mode(self) -> &'static str {
+        if self.block { "Block" } else { "Filesystem" }
+    }
+}
+
+/// The combinations that are tried; `turn` chooses which third.
+fn rows(turn: usize) -> Vec<Row> {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let mut rows = Vec::new();
+    for (way, populated) in [true, false].into_iter().enumerate() {
+        for (at, binding) in [Binding::Immediate, Binding::Consumer, Binding::Forced].into_iter().enumerate()
+        {
+            for (mode, block) in [false, true].into_iter().enumerate() {
+                if soak || (way + at + mode + turn).is_multiple_of(3) {
+                    rows.push(Row { block, binding, populated });
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// The phases of a combination.
+fn expected(row: Row, work: Work) -> Vec<&'static str> {
+    let before: &[&str] = match (row.binding, row.populated) {
+        (Binding::Consumer, true) => &["PendingPopulation"],
+        (Binding::Consumer, false) => &["WaitForFirstConsumer", "PVCBound"],
+        (Binding::Immediate | Binding::Forced, true) => &["Pending"],
+        (Binding::Immediate | Binding::Forced, false) => &["Pending", "PVCBound"],
+    };
+    let going: &[&str] = match work {
+        Work::Import => &["ImportScheduled", "ImportInProgress"],
+        Work::Upload(_) => &["UploadScheduled", "UploadReady"],
+        Work::Restore { .. } | Work::Clone { .. } if !row.populated => &["CloneScheduled", "CloneInProgress"],
+        Work::Restore { block } if block == row.block => {
+            &["CloneFromSnapshotSourceInProgress", "RebindInProgress"]
+        }
+        Work::Restore { .. } => &["CloneFromSnapshotSourceInProgress", "CloneInProgress", "RebindInProgress"],
+        Work::Clone { block } if block == row.block => &["CSICloneInProgress", "RebindInProgress"],
+        Work::Clone { .. } => &["CloneInProgress", "RebindInProgress"],
+    };
+    [before, going, &["Succeeded"]].concat()
+}
+
+/// Combinations of one source.
+struct Case<'a> {
+    space: &'a Space,
+    source: Value,
+    work: Work,
+    content: Content,
+    turn: usize,
+}
+
+impl<'a> Case<'a> {
+    fn import(space: &'a Space, source: Value, turn: usize) -> Self {
+        Self { space, source, work: Work::Import, content: Content::Disk, turn }
+    }
+
+    /// Combinations that users can ask for.
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = rows(self.turn);
+        rows.retain(|row| match self.content {
+            Content::File => !row.block,
+            Content::Disk | Content::Empty => true,
+        });
+        rows
+    }
+
+    fn create(&self, row: Row) {
+        let mut annotations = json!({});
+        if row.binding == Binding::Forced {
+            annotations["cdi.kubevirt.io/storage.bind.immediate.requested"] = json!("");
+        }
+        if !row.populated {
+            annotations["cdi.kubevirt.io/storage.usePopulator"] = json!("false");
+        }
+        let class = if row.binding == Binding::Immediate { IMMEDIATE } else { WAITING };
+        self.space.create(
+            "DataVolume",
+            json!({
+                "metadata": {"name": row.name(), "annotations": annotations},
+                "spec": {
+                    "source": self.source,
+                    "contentType": if self.content == Content::File { "archive" } else { "kubevirt" },
+                    "storage": {
+                        "resources": {"requests": {"storage": "96Mi"}}, "storageClassName": class,
+                        "volumeMode": row.mode(),
+                    },
+                },
+            }),
+        );
+    }
+
+    /// All at once.
+    fn run(self) {
+        let space = self.space;
+        let timeline = Timeline::start(space);
+        let rows = self.rows();
+        for row in &rows {
+            self.create(*row);
+        }
+        for row in rows.iter().filter(|row| row.binding == Binding::Consumer) {
+            let waits = if row.populated { "PendingPopulation" } else { "WaitForFirstConsumer" };
+            space.phases(&row.name(), waits);
+            space.consumer(&row.name(), row.mode());
+        }
+        if let Work::Upload(path) = self.work {
+            let body = match self.content {
+                Content::File => fs::read(&*ARCHIVE).unwrap(),
+                Content::Disk | Content::Empty => fs::read(&DISK.qcow2).unwrap(),
+            };
+            for row in &rows {
+                space.phases(&row.name(), "UploadReady");
+                upload_to(space, &row.name(), path, &body);
+            }
+        }
+        for row in &rows {
+            self.assert_done(*row, &timeline);
+        }
+        let helps = |name: &String| {
+            ["prime-", "tmp-", "importer-", "cdi-upload-"].iter().any(|begin| name.starts_with(begin))
+                || name.ends_with("-source-pod")
+        };
+        let kinds = ["PersistentVolumeClaim", "Pod", "Service", "Secret"];
+        until("nothing that helped is left", || {
+            let left: Vec<String> = kinds.iter().flat_map(|kind| space.names(kind)).filter(helps).collect();
+            left.is_empty().then_some(())
+        });
+        // The pool is the other tests' too.
+        space.delete("Namespace", &space.0);
+    }
+
+    #[track_caller]
+    fn assert_done(&self, row: Row, timeline: &Timeline) {
+        let (space, name) = (self.space, row.name());
+        space.phases(&name, "Succeeded");
+        timeline.at("DataVolume", &name, "Succeeded");
+        assert_eq!(timeline.phases(&name), expected(row, self.work), "{name}");
+        let volume = space.get("DataVolume", &name).unwrap();
+        let status = &volume["status"];
+        assert_eq!((&status["progress"], &status["claimName"]), (&json!("100.0%"), &json!(name)), "{name}");
+        for (condition, state, reason) in
+            [("Ready", "True", ""), ("Bound", "True", "Bound"), ("Running", "False", "Completed")]
+        {
+            until(&format!("{name}: {condition} is {state} {reason}"), || {
+                let (found, why, _) = space.condition(&name, condition)?;
+                (found == state && why == reason).then_some(())
+            });
+        }
+        let file = space.file(&name);
+        match self.content {
+            Content::Disk => assert_same(&file),
+            Content::Empty => assert!(file.exists(), "{name}"),
+            Content::File => assert_same(&file.with_file_name("files.raw")),
+        }
+        // Events are published after the status.
+        let reasons: &[&str] = match self.work {
+            Work::Import => &["ImportScheduled", "ImportInProgress", "ImportSucceeded"],
+            Work::Upload(_) => &["UploadScheduled", "UploadReady", "UploadSucceeded"],
+            Work::Clone { .. } | Work::Restore { .. } => &["CloneSucceeded"],
+        };
+        for reason in reasons {
+            until(&format!("{name} has one event {reason}"), || {
+                let events = space.events(&name);
+                (events.iter().filter(|event| event.0 == *reason).count() == 1).then_some(())
+            });
+        }
+    }
+}
+
+/// A tar file with the disk.
+static ARCHIVE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = DISK.raw.parent().unwrap().join("archive");
+    fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("files.tar");
+    let tar = Command::new("tar")
+        .args(["--transform", "s/.*/files.raw/", "-cf"])
+        .arg(&file)
+        .arg("-C")
+        .arg(DISK.raw.parent().unwrap())
+        .arg(DISK.raw.file_name().unwrap())
+        .status();
+    assert!(tar.unwrap().success());
+    file
+});
+
+fn served(folder: &Path) -> Web {
+    Web::start(CLUSTER.place(), folder).unwrap()
+}
+
+#[test]
+fn images_from_a_web_server_reach_every_kind_of_claim() {
+    let space = Space::new("combined-http");
+    let web = served(DISK.qcow2.parent().unwrap());
+    Case::import(&space, json!({"http": {"url": web.url("disk.qcow2")}}), 0).run();
+}
+
+#[test]
+fn archives_from_a_web_server_reach_every_kind_of_claim() {
+    let space = Space::new("combined-archive");
+    let web = served(ARCHIVE.parent().unwrap());
+    let source = json!({"http": {"url": web.url("files.tar")}});
+    Case { content: Content::File, ..Case::import(&space, source, 1) }.run();
+}
+
+#[test]
+fn empty_disks_are_made_in_every_kind_of_claim() {
+    let space = Space::new("combined-blank");
+    Case { content: Content::Empty, ..Case::import(&space, json!({"blank": {}}), 2) }.run();
+}
+
+#[test]
+fn images_from_object_stores_reach_every_kind_of_claim() {
+    let (s3, gcs) = (Space::new("combined-s3"), Space::new("combined-gcs"));
+    let root = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    fs::create_dir(root.path().join("bucket")).unwrap();
+    fs::copy(&DISK.qcow2, root.path().join("bucket/disk.qcow2")).unwrap();
+    let store = Store::start(CLUSTER.place(), root.path()).unwrap();
+    s3.create("ConfigMap", json!({"metadata": {"name": "authority"}, "data": {"ca.pem": store.authority()}}));
+    let keys = json!({"accessKeyId": ACCESS_KEY, "secretKey": SECRET_KEY});
+    s3.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    let url = store.url("bucket", "disk.qcow2");
+    let source = json!({"s3": {"url": url, "secretRef": "keys", "certConfigMap": "authority"}});
+    Case::import(&s3, source, 0).run();
+    // A public bucket, by its address on the web.
+    let web = served(root.path());
+    Case::import(&gcs, json!({"gcs": {"url": web.url("bucket/disk.qcow2")}}), 1).run();
+}
+
+#[test]
+fn images_from_a_registry_reach_every_kind_of_claim() {
+    let (pods, nodes) = (Space::new("combined-registry"), Space::new("combined-node"));
+    let registry = Registry::start(CLUSTER.place()).unwrap();
+    CLUSTER.trust_registry(&registry.address(), registry.authority()).unwrap();
+    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    let members = BTreeMap::from([
+        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
+        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
+    ]);
+    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let image = CLUSTER.run(registry.push("disks/combined", &layer, &[])).unwrap();
+    pods.create(
+        "ConfigMap",
+        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
+    );
+    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
+    pods.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    let url = format!("docker://{image}");
+    let source = json!({"url": url, "certConfigMap": "authority", "secretRef": "keys"});
+    Case::import(&pods, json!({"registry": source}), 2).run();
+    nodes.create(
+        "Secret",
+        json!({
+            "metadata": {"name": "login"}, "type": "kubernetes.io/dockerconfigjson",
+            "stringData": {".dockerconfigjson": registry.docker_config()},
+        }),
+    );
+    let source = json!({"url": url, "pullMethod": "node", "secretRef": "login"});
+    Case::import(&nodes, json!({"registry": source}), 0).run();
+}
+
+#[test]
+fn uploads_reach_every_kind_of_claim() {
+    let (disks, archives) = (Space::new("combined-uploads"), Space::new("combined-upload-archives"));
+    let case = |space, path, content, turn| Case {
+        space,
+        source: json!({"upload": {}}),
+        work: Work::Upload(path),
+        content,
+        turn,
+    };
+    case(&disks, "/v1beta1/upload-async", Content::Disk, 1).run();
+    // The claim has the content type.
+    case(&archives, "/v1beta1/upload", Content::File, 2).run();
+}
+
+#[test]
+fn clones_reach_every_kind_of_claim() {
+    let golden = Space::new("combined-golden");
+    let web = served(DISK.qcow2.parent().unwrap());
+    let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    for (name, mode) in [("file", "Filesystem"), ("block", "Block")] {
+        golden.data_volume(name, &source, IMMEDIATE, mode, &json!({}));
+        golden.phases(name, "Succeeded");
+    }
+    for (turn, (name, block)) in [("file", false), ("block", true)].into_iter().enumerate() {
+        let space = Space::new(&format!("combined-{name}-clones"));
+        let source = json!({"pvc": {"namespace": golden.0, "name": name}});
+        Case { space: &space, source, work: Work::Clone { block }, content: Content::Disk, turn }.run();
+    }
+    for (turn, (name, block)) in [("file", false), ("block", true)].into_iter().enumerate() {
+        golden.create(
+            "VolumeSnapshot",
+            json!({
+                "metadata": {"name": name},
+                "spec": {"volumeSnapshotClassName": "hostpath-csi", "source": {"persistentVolumeClaimName": name}},
+            }),
+        );
+        until("the snapshot is ready", || {
+            (golden.get("VolumeSnapshot", name)?["status"]["readyToUse"] == true).then_some(())
+        });
+        let space = Space::new(&format!("combined-{name}-snapshots"));
+        let source = json!({"snapshot": {"namespace": golden.0, "name": name}});
+        let work = Work::Restore { block };
+        Case { space: &space, source, work, content: Content::Disk, turn: turn + 1 }.run();
+    }
+}
+
+#[test]
+fn combinations_that_cannot_be_are_refused() {
+    let space = Space::new("combined-refused");
+    let refused = |source: Value, content: &str, mode: &str, words: &str| {
+        let volume = json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+            "metadata": {"name": "tried", "namespace": space.0},
+            "spec": {
+                "source": source, "contentType": content,
+                "storage": {"resources": {"requests": {"storage": "96Mi"}}, "volumeMode": mode},
+            },
+        });
+        let file = CLUSTER.place().path("combined-refused.json");
+        fs::write(&file, volume.to_string()).unwrap();
+        let tried = CLUSTER.kubectl().args(["create", "--dry-run=server", "-f"]).arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&tried.stderr).into_owned();
+        assert!(!tried.status.success() && said.contains(words), "{volume}: {said}");
+    };
+    let http = || json!({"http": {"url": "http://a.invalid/disk.tar"}});
+    let claim = || json!({"pvc": {"namespace": space.0, "name": "golden"}});
+    let snapshot = || json!({"snapshot": {"namespace": space.0, "name": "golden"}});
+    let registry = || json!({"registry": {"url": "docker://a.invalid/disk"}});
+    for source in [http(), json!({"upload": {}})] {
+        refused(source, "archive", "Block", "ContentType archive needs volumeMode Filesystem");
+    }
+    refused(json!({"blank": {}}), "archive", "Filesystem", "SourceType cannot be blank");
+    refused(registry(), "archive", "Filesystem", "ContentType must be kubevirt when Source is Registry");
+    refused(claim(), "archive", "Filesystem", "ContentType must be kubevirt when Source is pvc");
+    refused(snapshot(), "archive", "Filesystem", "ContentType must be kubevirt when Source is snapshot");
+    let imageio = json!({"imageio": {"url": "https://a.invalid", "diskId": "1"}});
+    refused(imageio, "kubevirt", "Filesystem", "source imageio is not supported");
+    let vddk = json!({"vddk": {"url": "https://a.invalid", "uuid": "1", "backingFile": "a", "thumbprint": "a", "secretRef": "a"}});
+    refused(vddk, "kubevirt", "Filesystem", "source vddk is not supported");
+}

@@ -1,0 +1,268 @@
+//! DataImportCrons: a source that changes is imported again, and the DataSource follows.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use e2e::peer::registry::{self, Registry};
+use e2e::peer::web::Web;
+use image::layer::{self, Layer, Member};
+use serde_json::{Value, json};
+
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, PLATFORM, assert_same};
+use crate::storage::space::{Space, until};
+
+fn condition(space: &Space, kind: &str, name: &str, condition: &str) -> Option<(String, String)> {
+    let object = space.get(kind, name)?;
+    let found =
+        object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == condition)?.clone();
+    let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+    Some((text("status"), text("reason")))
+}
+
+fn cron(space: &Space, annotations: &Value, source: &Value) {
+    space.create(
+        "DataImportCron",
+        json!({
+            "metadata": {"name": "nightly", "annotations": annotations},
+            "spec": {
+                "managedDataSource": "image", "schedule": "0 3 * * *", "importsToKeep": 1,
+                "template": {"spec": {
+                    "source": source,
+                    "storage": {"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}},
+                }},
+            },
+        }),
+    );
+}
+
+#[test]
+fn a_source_that_changes_is_imported_again() {
+    let space = Space::new("crons");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let golden = || {
+        let source = json!({"http": {"url": web.url("disk.qcow2")}});
+        space.data_volume("golden", &source, IMMEDIATE, "Filesystem", &json!({}));
+        space.phases("golden", "Succeeded");
+    };
+    golden();
+    cron(&space, &json!({}), &json!({"pvc": {"namespace": "crons", "name": "golden"}}));
+    let first = pointed(&space, "");
+    assert_same(&space.file(&first));
+    until("the cron is up to date", || {
+        let (status, reason) = condition(&space, "DataImportCron", "nightly", "UpToDate")?;
+        (status == "True" && reason == "UpToDate").then_some(())
+    });
+    until("the DataSource is ready", || {
+        (condition(&space, "DataSource", "image", "Ready")?.0 == "True").then_some(())
+    });
+    space.delete("DataVolume", "golden");
+    until("the source is gone", || space.get("PersistentVolumeClaim", "golden").is_none().then_some(()));
+    golden();
+    let second = pointed(&space, &first);
+    assert_same(&space.file(&second));
+    until("the old import is gone", || space.get("DataVolume", &first).is_none().then_some(()));
+    assert!(space.get("DataVolume", &second).is_some());
+}
+
+#[test]
+fn a_digest_of_a_poller_that_is_none_is_refused() {
+    let space = Space::new("crons-refused");
+    let desired = json!({"cdi.kubevirt.io/storage.import.sourceDesiredDigest": "latest"});
+    cron(&space, &desired, &json!({"registry": {"url": "docker://registry.invalid/disk"}}));
+    until("the cron says why", || {
+        let (_, reason) = condition(&space, "DataImportCron", "nightly", "UpToDate")?;
+        (reason == "DigestNotValid").then_some(())
+    });
+    assert!(space.names("DataVolume").is_empty());
+}
+
+/// The DataSource's claim, when it is another one than `other`.
+#[track_caller]
+fn pointed(space: &Space, other: &str) -> String {
+    until("the DataSource points at an import", || {
+        let source = space.get("DataSource", "image")?;
+        let name = source["spec"]["source"]["pvc"]["name"].as_str()?.to_owned();
+        (name != other).then_some(name)
+    })
+}
+
+/// Makes a cron due, as if its last poll were years ago.
+fn make_due(space: &Space) {
+    let past = json!({"cdi.kubevirt.io/storage.import.lastCronTime": "2020-01-01T00:00:00Z"});
+    space.patch("DataImportCron", "nightly", &json!({"metadata": {"annotations": past}}));
+}
+
+#[test]
+fn a_file_that_changes_on_the_web_is_polled_and_imported_again() {
+    let space = Space::new("crons-web");
+    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    let file = folder.path().join("disk.qcow2");
+    fs::copy(&DISK.qcow2, &file).unwrap();
+    let web = Web::start(CLUSTER.place(), folder.path()).unwrap();
+    cron(&space, &json!({}), &json!({"http": {"url": web.url("disk.qcow2")}}));
+    let first = pointed(&space, "");
+    assert_same(&space.file(&first));
+    let annotations = space.get("DataImportCron", "nightly").unwrap()["metadata"]["annotations"].clone();
+    let next = annotations["cdi.kubevirt.io/storage.import.nextCronTime"].as_str().unwrap().to_owned();
+    assert!(next.ends_with("T03:00:00Z"), "{next}");
+    // A poll of the same file imports nothing.
+    make_due(&space);
+    until("it is polled again", || {
+        let cron = space.get("DataImportCron", "nightly")?;
+        let last = cron["metadata"]["annotations"]["cdi.kubevirt.io/storage.import.lastCronTime"].as_str()?;
+        (!last.starts_with("2020")).then_some(())
+    });
+    assert_eq!(space.names("DataVolume"), std::slice::from_ref(&first));
+    // nginx makes the ETag of time and length.
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+    fs::File::options().write(true).open(&file).unwrap().set_modified(later).unwrap();
+    crate::storage::platform::restart();
+    make_due(&space);
+    let second = pointed(&space, &first);
+    assert_same(&space.file(&second));
+    until("the old import is gone", || space.get("DataVolume", &first).is_none().then_some(()));
+    // The usual retention policy keeps imports and DataSource.
+    space.delete("DataImportCron", "nightly");
+    until("the cron is gone", || space.get("DataImportCron", "nightly").is_none().then_some(()));
+    assert!(space.get("DataSource", "image").is_some() && space.get("DataVolume", &second).is_some());
+}
+
+/// A layer with the disk, and another file so that it differs from other layers.
+fn layer(mark: &str, folder: &std::path::Path) -> Layer {
+    let other = folder.join(mark);
+    fs::write(&other, mark).unwrap();
+    let members = BTreeMap::from([
+        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
+        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
+        ("mark".to_owned(), Member::File { from: other, mode: 0o444 }),
+    ]);
+    layer::pack(&members, &folder.join(format!("{mark}.layer"))).unwrap()
+}
+
+#[test]
+fn an_image_behind_a_login_is_polled_by_a_pod_and_imported_again() {
+    let space = Space::new("crons-registry");
+    let registry = Registry::start(CLUSTER.place()).unwrap();
+    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    let image = CLUSTER.run(registry.push("disks/cron", &layer("one", folder.path()), &[])).unwrap();
+    space.create(
+        "ConfigMap",
+        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
+    );
+    let source =
+        json!({"url": format!("docker://{image}"), "certConfigMap": "authority", "secretRef": "keys"});
+    cron(&space, &json!({}), &json!({"registry": source}));
+    // The Secret comes later: the pod waits for it, or the registry refuses.
+    until("the cron says that it cannot be polled", || {
+        let object = space.get("DataImportCron", "nightly")?;
+        let conditions = object["status"]["conditions"].as_array()?.clone();
+        let current = conditions.into_iter().find(|one| one["type"] == "UpToDate")?;
+        let message = current["message"].as_str()?.to_owned();
+        (current["reason"] == "NoDigest" && message.len() > "No source digest: ".len()).then_some(())
+    });
+    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
+    space.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    // The variables of a pod are read when it starts.
+    for pod in space.names("Pod").iter().filter(|name| name.starts_with("poll-")) {
+        space.delete("Pod", pod);
+    }
+    let first = pointed(&space, "");
+    assert_same(&space.file(&first));
+    CLUSTER.run(registry.push("disks/cron", &layer("two", folder.path()), &[])).unwrap();
+    make_due(&space);
+    let second = pointed(&space, &first);
+    assert_same(&space.file(&second));
+    until("no pod is left", || space.names("Pod").is_empty().then_some(()));
+}
+
+#[test]
+fn addresses_of_the_node_and_of_services_are_not_polled() {
+    let space = Space::new("crons-guarded");
+    let service = Space(PLATFORM.to_owned()).get("Service", "cdi-uploadproxy").unwrap();
+    let service = service["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    for (name, url, why) in [
+        ("metadata", "http://169.254.169.254/latest/meta-data".to_owned(), "link-local"),
+        ("loopback", "http://127.0.0.1:8443/healthz".to_owned(), "a loopback address"),
+        ("service", format!("https://{service}/healthz"), "an address of the cluster's Services"),
+        (
+            "named",
+            format!("https://cdi-uploadproxy.{PLATFORM}.svc/healthz"),
+            "an address of the cluster's Services",
+        ),
+    ] {
+        space.create(
+            "DataImportCron",
+            json!({
+                "metadata": {"name": name},
+                "spec": {
+                    "managedDataSource": name, "schedule": "0 3 * * *",
+                    "template": {"spec": {
+                        "source": {"http": {"url": url}},
+                        "storage": {"resources": {"requests": {"storage": "96Mi"}}},
+                    }},
+                },
+            }),
+        );
+        until(&format!("{name} is refused"), || {
+            let cron = space.get("DataImportCron", name)?;
+            let conditions = cron["status"]["conditions"].as_array()?.clone();
+            let current = conditions.into_iter().find(|one| one["type"] == "UpToDate")?;
+            let message = current["message"].as_str()?.to_owned();
+            println!("{name}: {message}");
+            message.contains(why).then_some(())
+        });
+        assert!(space.events(name).iter().any(|(reason, _)| reason == "PollFailed"), "{name}");
+    }
+    assert!(space.names("DataVolume").is_empty() && space.names("Pod").is_empty());
+    // Only the operator's certificate opens the port.
+    let poller = Space(PLATFORM.to_owned()).get("Service", "cdi-cron-poller").unwrap();
+    let address = poller["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build().unwrap();
+    let sent = CLUSTER.run(client.post(format!("https://{address}/v1/poll")).body("{}").send());
+    assert!(sent.is_err(), "{sent:?}");
+}
+
+#[test]
+fn crons_and_sources_that_cannot_work_are_refused_and_their_spec_stays() {
+    let space = Space::new("crons-wrong");
+    let storage = json!({"resources": {"requests": {"storage": "96Mi"}}});
+    let object = |kind: &str, name: &str, spec: Value| {
+        json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": kind,
+            "metadata": {"name": name, "namespace": space.0}, "spec": spec,
+        })
+    };
+    let cron = |schedule: &str, source: Value| {
+        let template = json!({"spec": {"source": source, "storage": storage}});
+        json!({"schedule": schedule, "managedDataSource": "image", "template": template})
+    };
+    let pause = || cron("", json!({"http": {"url": "http://a.invalid/disk"}}));
+    let send = |verb: &str, object: &Value| {
+        let file = CLUSTER.place().path("crons-wrong.json");
+        fs::write(&file, object.to_string()).unwrap();
+        let sent = CLUSTER.kubectl().args([verb, "-f"]).arg(&file).output().unwrap();
+        (sent.status.success(), String::from_utf8_lossy(&sent.stderr).into_owned())
+    };
+    for (tried, words) in [
+        (
+            object("DataImportCron", "tried", cron("often", pause()["template"]["spec"]["source"].clone())),
+            "Illegal cron schedule",
+        ),
+        (object("DataImportCron", "tried", cron("", json!({"blank": {}}))), "Missing registry source"),
+        (
+            object("VolumeImportSource", "tried", json!({"source": {"http": {"url": "ftp://a"}}})),
+            "Invalid source URL scheme",
+        ),
+        (object("VolumeUploadSource", "tried", json!({"contentType": "iso"})), "ContentType not one of"),
+    ] {
+        let (accepted, said) = send("create", &tried);
+        assert!(!accepted && said.contains(words), "{tried}: {said}");
+    }
+    let kept = object("DataImportCron", "kept", pause());
+    let (accepted, said) = send("create", &kept);
+    assert!(accepted, "{said}");
+    let mut changed = kept;
+    changed["spec"]["schedule"] = json!("0 3 * * *");
+    let (accepted, said) = send("apply", &changed);
+    assert!(!accepted && said.contains("Cannot update DataImportCron Spec"), "{said}");
+}

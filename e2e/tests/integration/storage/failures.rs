@@ -1,0 +1,266 @@
+//! Imports that fail, and the conditions of their DataVolumes; they continue when the cause is removed.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use e2e::bar;
+use e2e::peer::flaky::{Flaky, Mood};
+use e2e::peer::registry::{self, Registry};
+use e2e::peer::web::Web;
+use image::layer::{self, Member};
+use serde_json::json;
+
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, MIB, assert_same};
+use crate::storage::space::{Space, until};
+use crate::storage::timeline::Timeline;
+
+#[test]
+fn an_image_that_appears_later_is_imported() {
+    let space = Space::new("failures-missing");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, 1000 * MIB).unwrap();
+    server.set_mood(Mood::Missing);
+    space.data_volume("disk", &json!({"http": {"url": server.url()}}), IMMEDIATE, "Filesystem", &json!({}));
+    let (reason, message) = until("the server's answer is reported", || {
+        let (status, reason, message) = space.condition("disk", "Running")?;
+        (status == "False" && message.contains("404")).then_some((reason, message))
+    });
+    assert_eq!(reason, "Error");
+    assert!(message.contains("404"), "{message}");
+    server.set_mood(Mood::Well);
+    space.phases("disk", "Succeeded");
+    assert_same(&space.file("disk"));
+    let volume = space.get("DataVolume", "disk").unwrap();
+    assert!(volume["status"]["restartCount"].as_u64().unwrap() >= 1);
+}
+
+#[test]
+fn an_importer_that_fails_three_times_is_started_again_until_it_succeeds() {
+    let space = Space::new("failures-thrice");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, 1000 * MIB).unwrap();
+    server.set_mood(Mood::Missing);
+    let timeline = Timeline::start(&space);
+    space.data_volume("disk", &json!({"http": {"url": server.url()}}), IMMEDIATE, "Filesystem", &json!({}));
+    until("the importer has failed three times", || {
+        let volume = space.get("DataVolume", "disk")?;
+        (volume["status"]["restartCount"].as_u64()? >= 3).then_some(())
+    });
+    let volume = space.get("DataVolume", "disk").unwrap();
+    assert!(
+        ["ImportScheduled", "ImportInProgress"].contains(&volume["status"]["phase"].as_str().unwrap()),
+        "{volume}"
+    );
+    until("why it fails is said", || {
+        let (status, reason, message) = space.condition("disk", "Running")?;
+        (status == "False" && reason == "Error" && message.contains("404")).then_some(())
+    });
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
+    server.set_mood(Mood::Well);
+    space.phases("disk", "Succeeded");
+    assert_same(&space.file("disk"));
+    let phases = timeline.phases("disk");
+    assert_eq!(phases, ["Pending", "ImportScheduled", "ImportInProgress", "Succeeded"]);
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "True");
+    let events = space.events("disk");
+    let count = |wanted: &str| events.iter().filter(|(reason, _)| reason == wanted).count();
+    assert!(
+        events.iter().any(|(reason, message)| reason == "Error" && message.contains("404")),
+        "{events:?}"
+    );
+    assert_eq!((count("ImportScheduled"), count("ImportInProgress")), (1, 1), "{events:?}");
+    until("the success is an event", || {
+        let events = space.events("disk");
+        events.iter().any(|(reason, _)| reason == "ImportSucceeded").then_some(())
+    });
+}
+
+#[test]
+fn an_image_of_another_architecture_is_named_and_the_right_one_is_taken() {
+    let space = Space::new("failures-architecture");
+    let registry = Registry::start(CLUSTER.place()).unwrap();
+    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    let members = BTreeMap::from([
+        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
+        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
+    ]);
+    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let image = CLUSTER.run(registry.push_for("arm64", "disks/foreign", &layer, &[])).unwrap();
+    space.create(
+        "ConfigMap",
+        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
+    );
+    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
+    space.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    let source = |architecture: &str| {
+        json!({"registry": {
+            "url": format!("docker://{image}"), "certConfigMap": "authority", "secretRef": "keys",
+            "platform": {"architecture": architecture},
+        }})
+    };
+    space.data_volume("disk", &source("amd64"), IMMEDIATE, "Filesystem", &json!({}));
+    let text = "the image is for linux/arm64, and linux/amd64 was asked for";
+    until("the architecture is named", || {
+        let (status, _, message) = space.condition("disk", "Running")?;
+        (status == "False" && message.contains(text)).then_some(())
+    });
+    until("the event names it", || {
+        space.events("disk").iter().any(|(_, message)| message.contains(text)).then_some(())
+    });
+    // Asked for, it is a disk like others.
+    space.data_volume("foreign", &source("arm64"), IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("foreign", "Succeeded");
+    assert_same(&space.file("foreign"));
+    CLUSTER.run(registry.push("disks/foreign", &layer, &[])).unwrap();
+    space.phases("disk", "Succeeded");
+    assert_same(&space.file("disk"));
+}
+
+#[test]
+fn a_restored_claim_is_adopted_and_not_filled_again() {
+    let space = Space::new("failures-restored");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, 1000 * MIB).unwrap();
+    let source = json!({"http": {"url": server.url()}});
+    let saved = json!({"cdi.kubevirt.io/storage.populatedFor": "disk"});
+    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &saved);
+    space.phases("disk", "Succeeded");
+    let marked = until("the claim says that it is filled", || {
+        let claim = space.get("PersistentVolumeClaim", "disk")?;
+        (claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.populatedFor"] == "disk").then_some(claim)
+    });
+    let exported = until("the DataVolume names its claim", || {
+        let volume = space.get("DataVolume", "disk")?;
+        (volume["metadata"]["annotations"]["cdi.kubevirt.io/storage.prePopulated"] == "disk")
+            .then_some(volume)
+    });
+    // The volume outlives its claim, as a backup's does.
+    let name = marked["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let reclaim = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
+    space.patch("PersistentVolume", &name, &reclaim("Retain"));
+    space.delete("DataVolume", "disk");
+    until("both are gone", || {
+        let gone = space.get("DataVolume", "disk").is_none();
+        (gone && space.get("PersistentVolumeClaim", "disk").is_none()).then_some(())
+    });
+    until("the volume is released", || {
+        (space.get("PersistentVolume", &name)?["status"]["phase"] == "Released").then_some(())
+    });
+    let sent = server.sent();
+    // It stays this claim's, whichever id that will have; an available volume would be anybody's.
+    let unbound = json!({"spec": {"claimRef": {"uid": null, "resourceVersion": null}}});
+    space.patch("PersistentVolume", &name, &unbound);
+    // As backup tools do: without identity, owners and status; the DataVolume first.
+    let restored = |object: &serde_json::Value| {
+        let mut spec = object["spec"].clone();
+        spec.as_object_mut().unwrap().remove("dataSource");
+        let mut meta = object["metadata"].clone();
+        meta["annotations"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("pv.kubernetes.io/"));
+        json!({"metadata": {"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]}, "spec": spec})
+    };
+    space.create("DataVolume", restored(&exported));
+    until("the restored DataVolume is looked at", || {
+        (space.get("DataVolume", "disk")?["status"]["phase"] == "Pending").then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(space.get("PersistentVolumeClaim", "disk").is_none(), "it waits for its claim");
+    space.create("PersistentVolumeClaim", restored(&marked));
+    space.phases("disk", "Succeeded");
+    let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
+    assert_eq!(claim["metadata"]["ownerReferences"][0]["kind"], "DataVolume");
+    assert_eq!(claim["spec"]["volumeName"], name.as_str());
+    until("it is bound", || {
+        (space.get("PersistentVolumeClaim", "disk")?["status"]["phase"] == "Bound").then_some(())
+    });
+    assert_same(&space.file("disk"));
+    assert_eq!(server.sent(), sent, "nothing is fetched again");
+    until("no pod is left", || space.names("Pod").is_empty().then_some(()));
+    assert_eq!(server.sent(), sent, "nothing is fetched again");
+    space.patch("PersistentVolume", &name, &reclaim("Delete"));
+}
+
+#[test]
+fn a_wrong_checksum_fails_and_is_not_tried_again() {
+    let space = Space::new("failures-checksum");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let checksum = format!("sha256:{}", "0".repeat(64));
+    let source = json!({"http": {"url": web.url("disk.qcow2"), "checksum": checksum}});
+    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("disk", "Failed");
+    assert_eq!(space.condition("disk", "Running").unwrap().1, "ChecksumError");
+    until("the importer is gone", || space.names("Pod").is_empty().then_some(()));
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(space.names("Pod").is_empty(), "it is not tried again");
+}
+
+#[test]
+fn a_missing_class_is_named_and_used_when_it_appears() {
+    let space = Space::new("failures-class");
+    let begun = Instant::now();
+    space.data_volume("disk", &json!({"blank": {}}), "later", "Filesystem", &json!({}));
+    let message = until("the class is named", || {
+        let (_, reason, message) = space.condition("disk", "Running")?;
+        (reason == "ErrClaimNotValid").then_some(message)
+    });
+    assert!(begun.elapsed() < bar(Duration::from_secs(10)));
+    assert!(message.contains("StorageClass later does not exist"), "{message}");
+    space.create(
+        "StorageClass",
+        json!({
+            "metadata": {"name": "later"}, "provisioner": "kubevirt.io.hostpath-provisioner",
+            "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+        }),
+    );
+    space.phases("disk", "Succeeded");
+}
+
+#[test]
+fn a_quota_is_reported_and_the_import_continues_without_it() {
+    let space = Space::new("failures-quota");
+    space.create(
+        "ResourceQuota",
+        json!({"metadata": {"name": "none"}, "spec": {"hard": {"persistentvolumeclaims": "0"}}}),
+    );
+    until("the quota is in force", || {
+        let quota = space.get("ResourceQuota", "none")?;
+        quota["status"]["hard"].is_object().then_some(())
+    });
+    space.data_volume("disk", &json!({"blank": {}}), IMMEDIATE, "Filesystem", &json!({}));
+    until("the quota is reported", || {
+        let (status, reason, _) = space.condition("disk", "Bound")?;
+        (status == "False" && reason == "ErrExceededQuota").then_some(())
+    });
+    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
+    space.delete("ResourceQuota", "none");
+    space.phases("disk", "Succeeded");
+}
+
+#[test]
+fn a_deleted_claim_is_made_and_filled_again() {
+    let space = Space::new("failures-claim");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("disk", "Succeeded");
+    let uid = space.get("PersistentVolumeClaim", "disk").unwrap()["metadata"]["uid"].clone();
+    space.delete("PersistentVolumeClaim", "disk");
+    until("another claim is filled", || {
+        let claim = space.get("PersistentVolumeClaim", "disk")?;
+        let done = space.get("DataVolume", "disk")?["status"]["phase"] == "Succeeded";
+        (claim["metadata"]["uid"] != uid && done && claim["status"]["phase"] == "Bound").then_some(())
+    });
+    assert_same(&space.file("disk"));
+}
+
+#[test]
+fn a_namespace_with_running_imports_is_deleted_in_thirty_seconds() {
+    let space = Space::new("failures-namespace");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, MIB / 4).unwrap();
+    for number in 0..3 {
+        let source = json!({"http": {"url": server.url()}});
+        space.data_volume(&format!("disk-{number}"), &source, IMMEDIATE, "Filesystem", &json!({}));
+    }
+    space.phases("disk-0", "ImportInProgress");
+    let begun = Instant::now();
+    space.delete("Namespace", "failures-namespace");
+    until("the namespace is gone", || space.get("Namespace", "failures-namespace").is_none().then_some(()));
+    println!("namespace with 3 running imports: gone after {:.1?}", begun.elapsed());
+    assert!(begun.elapsed() < bar(Duration::from_secs(30)));
+}

@@ -1,0 +1,82 @@
+//! Uploads as virtctl does them: a token, then the bytes to the upload proxy.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use reqwest::{Certificate, Client, Method};
+use serde_json::{Value, json};
+
+use crate::storage::setup::{CLUSTER, DISK, PLATFORM};
+use crate::storage::space::Space;
+
+/// The proxy's name in its certificate.
+const PROXY: &str = "cdi-uploadproxy.kubevirt-hyperconverged.svc";
+
+/// A client that trusts the bundle as it is published now.
+fn client() -> Client {
+    let platform = Space(PLATFORM.to_owned());
+    let bundle = platform.get("ConfigMap", "cdi-uploadproxy-signer-bundle").unwrap();
+    let bundle = bundle["data"]["ca-bundle.crt"].as_str().unwrap().to_owned();
+    let service = platform.get("Service", "cdi-uploadproxy").unwrap();
+    let address: Ipv4Addr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
+    let authorities = Certificate::from_pem_bundle(bundle.as_bytes()).unwrap();
+    // No connection is kept: the proxy closes idle ones, maybe while a test writes to it.
+    Client::builder()
+        .no_proxy()
+        .pool_max_idle_per_host(0)
+        .tls_certs_only(authorities)
+        .resolve(PROXY, SocketAddr::from((address, 443)))
+        .build()
+        .unwrap()
+}
+
+/// A token for an upload, as virtctl asks for it.
+pub(crate) fn token(space: &Space, claim: &str) -> String {
+    let path = format!("/apis/upload.cdi.kubevirt.io/v1beta1/namespaces/{}/uploadtokenrequests", space.0);
+    let body = json!({
+        "apiVersion": "upload.cdi.kubevirt.io/v1beta1", "kind": "UploadTokenRequest",
+        "metadata": {"generateName": "token-for-virtctl-"}, "spec": {"pvcName": claim},
+    });
+    let request = hyper::Request::post(path).header("content-type", "application/json");
+    let request = request.body(body.to_string().into_bytes()).unwrap();
+    let answer: Value = CLUSTER.run(CLUSTER.client().request(request)).unwrap();
+    answer["status"]["token"].as_str().unwrap().to_owned()
+}
+
+/// Sends to the proxy; gives status and body. An error is a connection that ended before its answer.
+pub(crate) fn try_send(
+    method: Method,
+    path: &str,
+    token: &str,
+    body: Vec<u8>,
+) -> reqwest::Result<(u16, String)> {
+    // Made before: it asks the cluster.
+    let client = client();
+    CLUSTER.run(async {
+        let request = client.request(method, format!("https://{PROXY}{path}")).bearer_auth(token);
+        let answer = request.body(body).send().await?;
+        Ok((answer.status().as_u16(), answer.text().await?))
+    })
+}
+
+#[track_caller]
+pub(crate) fn send(method: Method, path: &str, token: &str, body: Vec<u8>) -> (u16, String) {
+    try_send(method, path, token, body).unwrap()
+}
+
+/// Uploads the disk as virtctl does.
+#[track_caller]
+pub(crate) fn upload(space: &Space, claim: &str) {
+    upload_to(space, claim, "/v1beta1/upload-async", &std::fs::read(&DISK.qcow2).unwrap());
+}
+
+/// Uploads these bytes to a path of the proxy.
+#[track_caller]
+pub(crate) fn upload_to(space: &Space, claim: &str, path: &str, bytes: &[u8]) {
+    let token = token(space, claim);
+    if path.ends_with("async") {
+        let (status, body) = send(Method::HEAD, path, &token, Vec::new());
+        assert_eq!(status, 200, "{body}");
+    }
+    let (status, body) = send(Method::POST, path, &token, bytes.to_vec());
+    assert_eq!(status, 200, "{body}");
+}

@@ -1,0 +1,135 @@
+//! A DataVolume that does not progress reports within ten seconds the missing part and the remedy.
+
+use std::time::{Duration, Instant};
+
+use e2e::bar;
+use e2e::peer::web::Web;
+use serde_json::{Value, json};
+
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, apply};
+use crate::storage::space::{Space, until};
+
+/// Bar until the condition has the reason.
+const REPORTED: Duration = Duration::from_secs(10);
+
+/// Makes a DataVolume and waits for this reason of its Running condition.
+#[track_caller]
+fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, words: &[&str]) {
+    let storage = json!({"resources": {"requests": {"storage": "96Mi"}}, "storageClassName": class});
+    expect_condition(
+        space,
+        name,
+        (&json!({"source": source, "storage": storage}), &json!({})),
+        reason,
+        words,
+    );
+}
+
+/// The same for any specification.
+#[track_caller]
+fn expect_condition(
+    space: &Space,
+    name: &str,
+    (spec, annotations): (&Value, &Value),
+    reason: &str,
+    words: &[&str],
+) {
+    let begun = Instant::now();
+    space.create("DataVolume", json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}));
+    let (status, message) = until(&format!("{name} says {reason}"), || {
+        let (status, found, message) = space.condition(name, "Running")?;
+        let all = found.contains(reason) && words.iter().all(|word| message.contains(word));
+        all.then_some((status, message))
+    });
+    let took = begun.elapsed();
+    assert_eq!(status, "False");
+    assert!(took < bar(REPORTED), "{name}: {took:?}: {message}");
+}
+
+#[test]
+fn a_waiting_data_volume_reports_the_reason() {
+    let space = Space::new("waits");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let blank = json!({"blank": {}});
+    apply(
+        &CLUSTER,
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-broken}\n\
+         provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+         parameters: {storagePool: nowhere}\n",
+    );
+    says(&space, "classless", &blank, "missing", "ErrClaimNotValid", &["StorageClass missing", "create it"]);
+    let (none, size) = (json!({}), |size: &str| json!({"requests": {"storage": size}}));
+    let default = json!({"source": blank, "storage": {"resources": size("96Mi")}});
+    let words = ["no default StorageClass", "is-default-class"];
+    expect_condition(&space, "defaultless", (&default, &none), "ErrClaimNotValid", &words);
+    let vast = |class: &str| json!({"source": blank, "storage": {"resources": size("1Ti"), "storageClassName": class}});
+    let forced = json!({"cdi.kubevirt.io/storage.bind.immediate.requested": ""});
+    let words = ["cannot be scheduled", "free storage"];
+    expect_condition(&space, "vast", (&vast(WAITING), &forced), "Unschedulable", &words);
+    let words = ["no node has room", "of 1086Gi", IMMEDIATE, "ask for less"];
+    expect_condition(&space, "vaster", (&vast(IMMEDIATE), &none), "ProvisioningFailed", &words);
+    says(&space, "unused", &blank, WAITING, "WaitForFirstConsumer", &["waits for a pod", "immediate"]);
+    says(
+        &space,
+        "failing",
+        &blank,
+        "hostpath-broken",
+        "ProvisioningFailed",
+        &["no node reports room", "StorageClass hostpath-broken", "check its parameters"],
+    );
+    // Kubernetes binds a volume to the claim, which a populator was to fill.
+    apply(
+        &CLUSTER,
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-given}\n\
+         provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+         parameters: {storagePool: nowhere}\n---\n\
+         apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: given}\n\
+         spec: {storageClassName: hostpath-given, accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, \
+         claimRef: {namespace: waits, name: misbound}, persistentVolumeReclaimPolicy: Retain, hostPath: {path: /tmp/given}}\n",
+    );
+    let bound = ["PV given bound to unexpected claim misbound", "delete PVC misbound"];
+    says(&space, "misbound", &blank, "hostpath-given", "ErrUnexpectedClaim", &bound);
+    let phase = space.get("DataVolume", "misbound").unwrap()["status"]["phase"].clone();
+    assert_ne!(phase, "Succeeded");
+    let absent = json!({"http": {"url": web.url("absent.qcow2")}});
+    let host = CLUSTER.place().host_address().to_string();
+    says(&space, "unfound", &absent, IMMEDIATE, "Error", &["404", &host]);
+    let silent = json!({"http": {"url": format!("http://{host}:9/disk.qcow2")}});
+    says(&space, "silent", &silent, IMMEDIATE, "Error", &[&host, "refused"]);
+    let untrusted = json!({"http": {"url": web.https_url("disk.qcow2"), "certConfigMap": "authority"}});
+    says(&space, "untrusted", &untrusted, IMMEDIATE, "FailedMount", &["configmap", "authority", "not found"]);
+    let image = format!("docker://{host}:9/disks/none:1");
+    let pulled = json!({"registry": {"url": image, "pullMethod": "node"}});
+    says(&space, "unpulled", &pulled, IMMEDIATE, "ImagePull", &[&host, "refused"]);
+    let fetched = json!({"registry": {"url": image}});
+    says(&space, "unfetched", &fetched, IMMEDIATE, "ImagePullFailed", &[&host, "refused"]);
+    let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});
+    says(&space, "sourceless", &clone, IMMEDIATE, "CloneWithoutSource", &["nothing doesn't exist"]);
+    // The volume controller reports it on the claim; the DataVolume has no event of its own for it.
+    let events = space.events("unused");
+    let own = |message: &str| !message.contains("to be created before binding");
+    assert!(
+        events.iter().all(|(reason, message)| reason != "WaitForFirstConsumer" || !own(message)),
+        "waiting is not a fault: {events:?}"
+    );
+}
+
+#[test]
+fn a_quota_is_named_and_the_data_volume_continues_without_it() {
+    let space = Space::new("waits-quota");
+    let quota = |name: &str, hard: Value| {
+        space.create("ResourceQuota", json!({"metadata": {"name": name}, "spec": {"hard": hard}}));
+        until("the quota is in force", || {
+            space.get("ResourceQuota", name)?["status"]["hard"].is_object().then_some(())
+        });
+    };
+    let blank = json!({"blank": {}});
+    quota("claims", json!({"requests.storage": "1Mi"}));
+    says(&space, "disk", &blank, IMMEDIATE, "ErrExceededQuota", &["exceeded quota: claims"]);
+    space.delete("ResourceQuota", "claims");
+    space.phases("disk", "Succeeded");
+    quota("pods", json!({"pods": "0"}));
+    says(&space, "podless", &blank, IMMEDIATE, "ErrStartingPod", &["exceeded quota: pods"]);
+    space.delete("ResourceQuota", "pods");
+    space.phases("podless", "Succeeded");
+}
