@@ -3,6 +3,7 @@
 
 mod change;
 mod content;
+pub(crate) mod defragment;
 pub(crate) mod expand_node;
 pub(crate) mod group;
 pub(crate) mod image;

@@ -1,11 +1,12 @@
 //! The driver's configuration: [`Config`], and the pools of the data-dir JSON.
 //!
 //! The JSON is upstream's, an array of `{name, path, snapshotPath, snapshotProvider, shared}`, with keys of ours that are
-//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`, `mounted`, `readWriteMany`. Unknown keys are
-//! refused.
+//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`, `defragment`, `mounted`, `readWriteMany`. Unknown
+//! keys are refused.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Component, Path, PathBuf};
 
 use api::quantity;
@@ -165,6 +166,8 @@ pub struct PoolConfig {
     /// Whether a volume is copied while it is published: something else keeps it from being written to, and a change that
     /// is seen during the copy fails it.
     pub copy_published: bool,
+    /// Extents above which the disk of a volume that is not in use is defragmented; `None`: none is.
+    pub defragment: Option<NonZeroU64>,
     /// Whether the pool's path is a mount point that another program mounts: the pool is not ready before.
     pub mounted: bool,
     /// Whether a volume may have writers on several nodes: by default in a shared pool only.
@@ -190,6 +193,7 @@ struct WrittenPool {
     copy: bool,
     #[serde(default)]
     copy_published: bool,
+    defragment: Option<NonZeroU64>,
     #[serde(default)]
     mounted: bool,
     read_write_many: Option<bool>,
@@ -293,6 +297,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             enforce,
             copy,
             copy_published,
+            defragment,
             mounted,
             read_write_many,
         } = written;
@@ -341,6 +346,12 @@ impl TryFrom<WrittenPool> for PoolConfig {
         if copy_published && !copy {
             return Err(wrong("copyPublished is of use with \"copy\": true only".to_owned()));
         }
+        if defragment.is_some() && shared {
+            return Err(wrong(
+                "defragment is for pools of one node: whether other nodes use a volume of a shared pool is not known"
+                    .to_owned(),
+            ));
+        }
         Ok(Self {
             name,
             path,
@@ -352,6 +363,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             enforce,
             copy,
             copy_published,
+            defragment,
             mounted,
             read_write_many: read_write_many.unwrap_or(shared),
         })
@@ -433,12 +445,13 @@ mod tests {
     #[test]
     fn our_keys_are_understood() {
         let json = r#"[{"name":"a","path":"/a","capacity":"filesystem","overcommit":1.25,"reserve":"2.5%","enforce":"loop","copy":true},
-            {"name":"b","path":"/b","overcommit":3,"reserve":"1Gi","enforce":"none"}]"#;
+            {"name":"b","path":"/b","overcommit":3,"reserve":"1Gi","enforce":"none","defragment":16384}]"#;
         let pools = pools(json).unwrap();
         assert_eq!((pools[0].overcommit, pools[0].reserve), (1250, Reserve::Thousandths(25)));
         assert_eq!((pools[0].capacity, pools[0].enforce), (Capacity::Filesystem, Some(Enforce::Loop)));
         assert!(pools[0].copy && !pools[0].copy_published);
         assert_eq!((pools[1].overcommit, pools[1].reserve), (3000, Reserve::Bytes(1 << 30)));
+        assert_eq!((pools[0].defragment, pools[1].defragment), (None, NonZeroU64::new(16384)));
     }
 
     #[test]
@@ -465,6 +478,9 @@ mod tests {
             (r#"[{"name":"a","path":"/a","reserve":"101%"}]"#, "reserve"),
             (r#"[{"name":"a","path":"/a","reserve":"much"}]"#, "reserve"),
             (r#"[{"name":"a","path":"/a","copyPublished":true}]"#, "copyPublished"),
+            (r#"[{"name":"a","path":"/a","defragment":0}]"#, "nonzero"),
+            (r#"[{"name":"a","path":"/a","defragment":true}]"#, "boolean"),
+            (r#"[{"name":"a","path":"/a","defragment":9,"shared":true}]"#, "pools of one node"),
             (r#"[{"name":"a","path":"/a"},{"name":"a","path":"/b"}]"#, "two pools"),
             (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a"}]"#, "two pools"),
             (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a/"}]"#, "two pools"),

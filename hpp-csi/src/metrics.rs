@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use api::names::METRICS_PATH;
 use serve::http::Route;
@@ -86,6 +87,11 @@ fn page(of: &Pools, state: &Path) -> String {
         }
     }
     let mut page = Page::default();
+    let name = "kubevirt_hpp_pool_defragmented_total";
+    page.begin(name, Kind::Counter, "Disks of volumes that were defragmented");
+    for pool in of.all.iter().filter(|pool| pool.config.defragment.is_some()) {
+        page.sample(name, &[("pool", &pool.config.name)], pool.defragmented.load(Ordering::Relaxed));
+    }
     page.single(
         "kubevirt_hpp_pool_path_shared_with_os",
         Kind::Gauge,

@@ -6,6 +6,7 @@
 //!
 //! Not here: opening anything, and undoing what a failed action leaves.
 
+pub(crate) mod defragment;
 pub(crate) mod node;
 pub(crate) mod room;
 pub(crate) mod size;

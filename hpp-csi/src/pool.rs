@@ -27,6 +27,7 @@ pub(crate) mod tree;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, statx};
@@ -64,6 +65,8 @@ pub(crate) struct Pool {
     pub(crate) devices: Arc<Devices>,
     recover: Recover,
     known: Mutex<Option<Arc<Known>>>,
+    /// Disks of its volumes that this process defragmented.
+    pub(crate) defragmented: AtomicU64,
 }
 
 /// Undoes what a process before this one did not finish in a pool. It runs before the pool is used.
@@ -146,7 +149,8 @@ impl Pool {
         devices: Arc<Devices>,
         recover: Recover,
     ) -> Self {
-        Self { config, node, remembered, neighbours, devices, recover, known: Mutex::new(None) }
+        let (known, defragmented) = Default::default();
+        Self { config, node, remembered, neighbours, devices, recover, known, defragmented }
     }
 
     /// Where the file of the volume `id` can be, if it is one.

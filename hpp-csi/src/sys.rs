@@ -38,6 +38,7 @@ const FIEMAP_EXTENT_PLAIN: u32 = FIEMAP_EXTENT_LAST | FIEMAP_EXTENT_SHARED | 0x1
 const EXTENTS: usize = 256;
 const XFS_IOC_FSGROWFSDATA: c_ulong = 0x4010_586E;
 const EXT4_IOC_RESIZE_FS: c_ulong = 0x4008_6610;
+const F_SETSIG: c_int = 10;
 const PRJQUOTA: c_int = 2;
 const Q_XGETQUOTA: c_int = 0x5803;
 const Q_XSETQLIM: c_int = 0x5804;
@@ -338,11 +339,37 @@ pub(crate) fn project_of(file: BorrowedFd<'_>) -> io::Result<u32> {
 
 /// Gives a folder a project id that everything made in it inherits.
 pub(crate) fn set_project(folder: BorrowedFd<'_>, project: u32) -> io::Result<()> {
+    change_project(folder, project, FS_XFLAG_PROJINHERIT)
+}
+
+/// Gives a file a project id.
+pub(crate) fn set_project_of_file(file: BorrowedFd<'_>, project: u32) -> io::Result<()> {
+    change_project(file, project, 0)
+}
+
+fn change_project(of: BorrowedFd<'_>, project: u32, flags: u32) -> io::Result<()> {
     let mut attributes: FsXattr = zeroed();
-    structure(folder, FS_IOC_FSGETXATTR, &mut attributes)?;
+    structure(of, FS_IOC_FSGETXATTR, &mut attributes)?;
     attributes.project = project;
-    attributes.xflags |= FS_XFLAG_PROJINHERIT;
-    structure(folder, FS_IOC_FSSETXATTR, &mut attributes).map(drop)
+    attributes.xflags |= flags;
+    structure(of, FS_IOC_FSSETXATTR, &mut attributes).map(drop)
+}
+
+/// Whether a file is open elsewhere, in this process or another one: asked by a lease for writing (fcntl(2), F_SETLEASE),
+/// which no other open file description allows, and which is given back at once.
+pub(crate) fn is_open_elsewhere(file: BorrowedFd<'_>) -> io::Result<bool> {
+    let set = |command: c_int, argument: c_int| {
+        // SAFETY: the kernel takes the argument of these commands as a number and touches no memory of ours.
+        check(unsafe { libc::fcntl(file.as_raw_fd(), command, argument) })
+    };
+    // An open that comes in between sends a signal; by default SIGURG has no effect.
+    set(F_SETSIG, libc::SIGURG)?;
+    match set(libc::F_SETLEASE, libc::F_WRLCK) {
+        Ok(_) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(true),
+        Err(error) => return Err(error),
+    }
+    set(libc::F_SETLEASE, libc::F_UNLCK).map(|_| false)
 }
 
 fn quotactl(fd: RawFd, command: c_int, id: u32, argument: *mut c_void) -> io::Result<()> {
@@ -382,19 +409,24 @@ pub(crate) fn project_usage(fd: BorrowedFd<'_>, project: u32) -> io::Result<Opti
     }
 }
 
-/// The first extents of a file from `start` on, in order, those that were never written left out; and where to go on,
-/// `None` at the end.
-pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Extent>, Option<u64>)> {
+/// The first extents of a file from `start` on, in order, and where to go on, `None` at the end.
+fn mapped(file: BorrowedFd<'_>, start: u64, flags: u32) -> io::Result<(Vec<FiemapExtent>, Option<u64>)> {
     let mut map: Fiemap = zeroed();
     map.start = start;
     map.length = u64::MAX - start;
-    map.flags = FIEMAP_FLAG_SYNC;
+    map.flags = flags;
     map.count = u32::try_from(EXTENTS).unwrap_or(0);
     structure(file, FS_IOC_FIEMAP, &mut map)?;
     let mapped = usize::try_from(map.mapped).unwrap_or(0).min(EXTENTS);
     let found = map.extents.get(..mapped).unwrap_or_default();
     let next = found.last().filter(|last| mapped == EXTENTS && last.flags & FIEMAP_EXTENT_LAST == 0);
     let next = next.map(|last| last.logical.saturating_add(last.length));
+    Ok((found.to_vec(), next))
+}
+
+/// The same, those that were never written left out.
+pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Extent>, Option<u64>)> {
+    let (found, next) = mapped(file, start, FIEMAP_FLAG_SYNC)?;
     let written = found.iter().filter(|extent| extent.flags & FIEMAP_EXTENT_UNWRITTEN == 0);
     let extents = written.map(|extent| Extent {
         offset: extent.logical,
@@ -402,6 +434,28 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Exten
         place: (extent.flags & !FIEMAP_EXTENT_PLAIN == 0).then_some(extent.physical),
     });
     Ok((extents.collect(), next))
+}
+
+/// An allocated range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocated {
+    /// Where it begins in the file.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) length: u64,
+    /// Whether it was written since it was allocated; otherwise it reads as zeroes.
+    pub(crate) written: bool,
+}
+
+/// The first extents of a file from `start` on, in order, written or not; and where to go on, `None` at the end.
+pub(crate) fn allocated(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Allocated>, Option<u64>)> {
+    let (found, next) = mapped(file, start, FIEMAP_FLAG_SYNC)?;
+    let allocated = found.into_iter().map(|extent| Allocated {
+        offset: extent.logical,
+        length: extent.length,
+        written: extent.flags & FIEMAP_EXTENT_UNWRITTEN == 0,
+    });
+    Ok((allocated.collect(), next))
 }
 
 /// How many extents a file has. With room for none the kernel only counts (FS_IOC_FIEMAP, `fm_extent_count` 0).
@@ -414,25 +468,14 @@ pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Bytes of a file's extents that no other file shares. What is not on the disk yet is its own.
 pub(crate) fn unshared(file: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut sum: u64 = 0;
-    let mut start = 0;
-    loop {
-        let mut map: Fiemap = zeroed();
-        map.start = start;
-        map.length = u64::MAX - start;
-        map.count = u32::try_from(EXTENTS).unwrap_or(0);
-        structure(file, FS_IOC_FIEMAP, &mut map)?;
-        let mapped = usize::try_from(map.mapped).unwrap_or(0).min(EXTENTS);
-        let found = map.extents.get(..mapped).unwrap_or_default();
+    let (mut sum, mut start) = (0, Some(0));
+    while let Some(from) = start {
+        let (found, next) = mapped(file, from, 0)?;
         let own = found.iter().filter(|extent| extent.flags & FIEMAP_EXTENT_SHARED == 0);
         sum = own.map(|extent| extent.length).fold(sum, u64::saturating_add);
-        match found.last() {
-            Some(last) if mapped == EXTENTS && last.flags & FIEMAP_EXTENT_LAST == 0 => {
-                start = last.logical.saturating_add(last.length);
-            }
-            Some(_) | None => return Ok(sum),
-        }
+        start = next;
     }
+    Ok(sum)
 }
 
 /// Discards the free blocks of a mounted filesystem on its device.

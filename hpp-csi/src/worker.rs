@@ -1,11 +1,13 @@
 //! The worker: one thread that maintains the pools in the background. It removes deleted objects, updates the usage of
-//! volumes, and notices pools that appear or vanish.
+//! volumes, and notices pools that appear or vanish. A second thread defragments disks, which may take hours, after each of its
+//! rounds.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::apply::defragment::Defragmenter;
 use crate::apply::upkeep;
 use crate::error::{Error, Result};
 use crate::locks::Locks;
@@ -32,14 +34,20 @@ pub(crate) struct Worker {
 
 /// Starts the worker; it ends when nothing is left that could wake it.
 pub(crate) fn start(worker: Worker) -> Result<()> {
-    thread::Builder::new()
-        .name("worker".to_owned())
-        .spawn(move || work(&worker))
-        .map(drop)
-        .map_err(|error| Error::io("start the worker", error))
+    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
+        spawned.map(drop).map_err(|error| Error::io(format!("start the {name}"), error))
+    };
+    let (looked, rounds) = mpsc::sync_channel(1);
+    if worker.pools.all.iter().any(|pool| pool.config.defragment.is_some()) {
+        let Worker { pools, locks, published, .. } = &worker;
+        let mut defragmenter = Defragmenter::new(pools.clone(), locks.clone(), published.clone());
+        spawn("defragmenter", Box::new(move || rounds.iter().for_each(|()| defragmenter.run())))?;
+    }
+    spawn("worker", Box::new(move || work(&worker, &looked)))
 }
 
-fn work(worker: &Worker) {
+fn work(worker: &Worker, looked: &SyncSender<()>) {
     let Worker { pools, locks, published, woken } = worker;
     let begun = Instant::now();
     // All was looked at when the pools were found.
@@ -61,6 +69,8 @@ fn work(worker: &Worker) {
             }
             *was_ready = Some(result.is_ok());
         }
+        // Fails where nothing defragments, or it is at work.
+        let _ = looked.try_send(());
         match woken.recv_timeout(ROUND) {
             Ok(()) => {
                 thread::sleep(GATHER);

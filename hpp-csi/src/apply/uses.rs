@@ -27,6 +27,12 @@ pub(super) fn before_delete(published: &Publications, open: &Open<'_>, volume: &
     Ok(Uses { left, ..uses })
 }
 
+/// Whether nothing uses a volume: it is neither published nor staged.
+pub(super) fn is_idle(published: &Publications, open: &Open<'_>, volume: &Volume) -> Result<bool> {
+    let (uses, _) = of(published, open, volume)?;
+    Ok(uses.published.is_none() && uses.device.is_none())
+}
+
 /// Checks that a volume may be copied now: that it is neither published nor staged, unless its pool has
 /// `copyPublished`.
 ///

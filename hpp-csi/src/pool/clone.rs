@@ -272,7 +272,7 @@ fn times(stat: &Stat) -> Timestamps {
 
 /// Copies owner, mode and times from `stat` and extended attributes from the source. The owner comes first: changing it
 /// clears mode bits and file capabilities.
-fn take_after(file: BorrowedFd<'_>, source: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
+pub(crate) fn take_after(file: BorrowedFd<'_>, source: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
     let io = |error: Errno| Error::io("set a clone's owner and mode", error);
     fchown(file, Some(owner(stat)), Some(group(stat))).map_err(io)?;
     copy_xattrs(source, file)?;

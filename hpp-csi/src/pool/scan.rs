@@ -19,7 +19,7 @@ use super::{IMAGE, Open, tree};
 /// When the records of a pool changed: seconds and nanoseconds of each of their folders.
 pub(crate) type Stamp = [(i64, u64); 2];
 /// The disk of a VM in a volume that is a folder: the name that CDI's importer gives it.
-const DISK: &str = "disk.img";
+pub(crate) const DISK: &str = "disk.img";
 /// A change this long ago bears another time than one that comes now, on whatever filesystem and machine.
 const SETTLED: Duration = Duration::from_secs(3);
 

@@ -7,6 +7,7 @@
 
 mod clones;
 mod copies;
+mod defragment;
 mod faults;
 mod groups;
 mod hostile;
