@@ -1,5 +1,5 @@
-//! The images, made once and kept: a disk with an ext4 full of Debian packages' files, in every form the rows name, and
-//! two images that are all tables.
+//! The images, made once and kept: a disk with an ext4 full of Debian packages' files, in every form the rows name, a disk of
+//! half-random data, and two images that are all tables.
 //!
 //! Nothing here is timed. An image is made under a temporary name and renamed, so one that exists is complete.
 
@@ -19,6 +19,10 @@ const EDITION: &str = "1";
 const DISK_MIB: u64 = 1536;
 /// Files are taken until they fill this much of it.
 const FILES_MIB: u64 = 1200;
+/// The size of the disk of half-random data, and of each piece of it that begins with so much data: 1.1 GiB in all.
+const RANDOM_DISK_MIB: u64 = 2048;
+const RANDOM_PIECE_MIB: u64 = 64;
+const RANDOM_DATA_MIB: u64 = 35;
 const MIB: u64 = 1 << 20;
 
 /// An image.
@@ -50,6 +54,10 @@ pub enum Image {
     RawZst,
     /// One zstd frame with a window of 128 MiB.
     RawZstLong,
+    /// A disk of half-random data: of each block of 4 KiB one half is random, the other one text.
+    RawRandom,
+    /// The same as qcow2, deflate clusters.
+    QcowRandom,
     /// qcow2 of 1 TiB with every cluster allocated, in scattered order, in a hole of the file.
     QcowFullTables,
     /// VDI of 64 TiB: a block map of 256 MiB, one block in 2^20 allocated.
@@ -73,6 +81,8 @@ impl Image {
             Self::RawXz9 => "disk-9.raw.xz",
             Self::RawZst => "disk.raw.zst",
             Self::RawZstLong => "disk-long.raw.zst",
+            Self::RawRandom => "random.raw",
+            Self::QcowRandom => "random.qcow2",
             Self::QcowFullTables => "full-tables.qcow2",
             Self::VdiHugeMap => "huge-map.vdi",
         }
@@ -86,10 +96,12 @@ impl Image {
             | Self::QcowPlain
             | Self::QcowZlib4G
             | Self::QcowZlib64G
+            | Self::QcowRandom
             | Self::QcowFullTables => "qcow2",
             Self::VdiHugeMap => "vdi",
             Self::RawSparse
             | Self::RawFull
+            | Self::RawRandom
             | Self::RawGz
             | Self::RawXz
             | Self::RawXz0
@@ -144,19 +156,22 @@ impl Images {
         if path.exists() {
             return Ok(());
         }
-        if image != Image::RawSparse {
-            self.make(Image::RawSparse)?;
+        let is_random = matches!(image, Image::RawRandom | Image::QcowRandom);
+        let disk = if is_random { Image::RawRandom } else { Image::RawSparse };
+        if image != disk {
+            self.make(disk)?;
         }
+        let disk = self.path(disk);
         let new = self.folder.join(format!("new-{}", image.file_name()));
         // A half-made one is of no use.
         if new.exists() {
             fs::remove_file(&new)?;
         }
-        let disk = self.path(Image::RawSparse);
         match image {
             Image::RawSparse => disk_of_packages(&self.folder, &new)?,
             Image::RawFull => data_of(&disk, &new)?,
-            Image::QcowZlib => {
+            Image::RawRandom => half_random(&new)?,
+            Image::QcowZlib | Image::QcowRandom => {
                 shell("qemu-img convert -f raw -O qcow2 -c -W -m 8 \"$1\" \"$2\"", &disk, &new)?
             }
             Image::QcowZstd => {
@@ -266,6 +281,32 @@ fn data_of(disk: &Path, new: &Path) -> Result<()> {
     // Direct I/O of the peers wants whole sectors; a MiB is what volumes are made of.
     let length = file.metadata()?.len() / MIB * MIB;
     file.set_len(length)?;
+    Ok(())
+}
+
+/// A disk with pieces of data between holes. It is the same each time: the numbers are those of splitmix64.
+fn half_random(new: &Path) -> Result<()> {
+    const TEXT: &[u8] = b"half of this block is text that packs well; ";
+    let file = File::create(new)?;
+    file.set_len(RANDOM_DISK_MIB * MIB)?;
+    let mut state = 0_u64;
+    let mut number = || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    };
+    let text: Vec<u8> = TEXT.iter().copied().cycle().take(2048).collect();
+    for piece in 0..RANDOM_DISK_MIB / RANDOM_PIECE_MIB {
+        for at in 0..RANDOM_DATA_MIB {
+            let mut data = Vec::with_capacity(1 << 20);
+            while data.len() < 1 << 20 {
+                (0..256).for_each(|_| data.extend(number().to_le_bytes()));
+                data.extend(&text);
+            }
+            file.write_all_at(&data, (piece * RANDOM_PIECE_MIB + at) * MIB)?;
+        }
+    }
     Ok(())
 }
 

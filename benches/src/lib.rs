@@ -12,6 +12,7 @@ pub mod cni;
 pub mod compare;
 pub mod csi;
 pub mod images;
+pub mod inflate;
 pub mod judge;
 pub mod measure;
 pub mod report;

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::{
     images::{Image, Images},
-    judge,
+    inflate, judge,
     measure::{self, Cost},
     rows::{CONNECTIONS, Decoders, MEMORY_MIB, PACE, Peer, Place, Row, Via},
     server::Server,
@@ -81,6 +81,7 @@ pub struct Bench {
 enum Step {
     Shell(String),
     DirectWrite(u64),
+    Inflate,
     Importer(Image),
 }
 
@@ -193,7 +194,11 @@ impl Bench {
         self.images.make(row.image)?;
         for image in row.against.iter().filter_map(|against| match against.peer {
             Peer::Ours(image) => Some(image),
-            Peer::Convert | Peer::DownloadThenConvert | Peer::Shell(..) | Peer::DirectWrite => None,
+            Peer::Convert
+            | Peer::DownloadThenConvert
+            | Peer::Shell(..)
+            | Peer::Inflate
+            | Peer::DirectWrite => None,
         }) {
             self.images.make(image)?;
         }
@@ -222,6 +227,7 @@ impl Bench {
                     .replace("{output}", &place.file().display().to_string());
                 measure::command(Command::new("bash").args(["-euo", "pipefail", "-c", &line]), None)
             }
+            Step::Inflate => inflate::clusters(&self.images.path(image)),
             Step::DirectWrite(bytes) => measure::direct_write(&place.file(), *bytes),
             Step::Importer(image) => {
                 measure::warm(&self.images.path(*image))?;
@@ -256,6 +262,7 @@ impl Bench {
                 vec![("download, convert".to_owned(), Step::Shell(line))]
             }
             Peer::Shell(name, line) => vec![(name.to_owned(), Step::Shell(line.to_owned()))],
+            Peer::Inflate => vec![("libdeflate alone, 1 thread".to_owned(), Step::Inflate)],
             Peer::DirectWrite => {
                 // The bytes that a sparse copy has to write are the same for every packing of the data.
                 let written = if image == Image::RawFull { image } else { Image::RawSparse };
