@@ -249,7 +249,7 @@ impl Disk {
     fn is_open_elsewhere(&self) -> Result<bool> {
         let is_open = || {
             let asked = sys::is_open_elsewhere(self.file.as_fd());
-            asked.map_err(|error| Error::io("ask who has a disk open", error))
+            asked.map_err(|error| Error::io("check whether a process has a disk open", error))
         };
         retried(OPEN_TRIES, OPEN_PAUSE, is_open, |result| matches!(result, Ok(true)))
     }

@@ -24,7 +24,7 @@ pub(crate) fn holds(name: &str, room: &Room, bytes: u64) -> Result<()> {
     Err(Error::new(
         Kind::Exhausted,
         format!(
-            "pool {name}: a copy of the disk takes {}, {} are free beside the reserve",
+            "pool {name}: a copy of the disk takes {}, {} are free apart from the reserve",
             display(bytes),
             display(free)
         ),

@@ -379,7 +379,7 @@ fn helpers_in_another_namespace_go_before_the_finalizer() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_become_the_target_is_restored_beside_it_and_copied() {
+fn a_snapshot_that_cannot_become_the_target_is_copied_from_a_temporary_claim() {
     let taken = Snapshot {
         ready: true,
         size: 512 << 20,
