@@ -358,9 +358,9 @@ mod tests {
         let (run, user) = (tempfile::tempdir().unwrap(), Owner::same(7));
         let below = allowed.path().join("below");
         fs::create_dir(&below).unwrap();
-        for (mode, closed) in [(0o700, allowed.path()), (0o755, below.as_path())] {
-            fs::set_permissions(allowed.path(), fs::Permissions::from_mode(mode)).unwrap();
-            fs::set_permissions(&below, fs::Permissions::from_mode(0o750)).unwrap();
+        for (outer, inner, closed) in [(0o700, 0o755, allowed.path()), (0o755, 0o750, below.as_path())] {
+            fs::set_permissions(allowed.path(), fs::Permissions::from_mode(outer)).unwrap();
+            fs::set_permissions(&below, fs::Permissions::from_mode(inner)).unwrap();
             let disk = host_disk(&below.join("a.img"), "DiskOrCreate");
             let error = host(&disk, &[allowed.path().to_owned()], run.path(), "a", user).unwrap_err().chain();
             let text = format!("cannot enter the directory {};", closed.display());

@@ -128,20 +128,39 @@ fn a_refused_document_is_reported_line_by_line() {
 #[test]
 fn a_guest_with_a_forbidden_disk_reports_it_and_can_be_deleted() {
     let daemon = Daemon::start();
-    fs::create_dir(daemon.path("closed")).unwrap();
-    let image = daemon.image("closed/roots.img", code::HALTS);
-    fs::set_permissions(daemon.path("closed"), PermissionsExt::from_mode(0o700)).unwrap();
-    let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
-    let file = daemon.path("roots.yaml");
-    fs::write(&file, instance("roots", &disk)).unwrap();
-    let _run = daemon.started(&["run", file.to_str().unwrap()], Stdio::null(), Stdio::null());
-    eventually("why it does not start", || {
-        let events = daemon.says(&["events", "roots"]);
-        (events.contains("StartFailed") && events.contains("Permission denied")).then_some(())
-    });
-    daemon.says(&["delete", "vmi/roots"]);
-    assert_eq!(daemon.names("run"), Vec::<String>::new());
-    assert_eq!(daemon.process("virt-launcher"), None);
+    // By an access control list, only QEMU finds it out.
+    for (name, listed, reason) in
+        [("closed", false, "cannot enter the directory"), ("listed", true, "Permission denied")]
+    {
+        let folder = daemon.path(name);
+        fs::create_dir(&folder).unwrap();
+        let image = daemon.image(&format!("{name}/roots.img"), code::HALTS);
+        fs::set_permissions(&folder, PermissionsExt::from_mode(0o700)).unwrap();
+        if listed {
+            // acl(5): user::rwx, user:1:---, group::---, mask::---, other::---
+            let entries: [(u16, u16, u32); 5] =
+                [(1, 7, u32::MAX), (2, 0, 1), (4, 0, u32::MAX), (0x10, 0, u32::MAX), (0x20, 0, u32::MAX)];
+            let mut list = 2_u32.to_le_bytes().to_vec();
+            for (tag, allowed, id) in entries {
+                list.extend([tag.to_le_bytes(), allowed.to_le_bytes()].concat());
+                list.extend(id.to_le_bytes());
+            }
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&folder, "system.posix_acl_access", &list, flags).unwrap();
+        }
+        let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
+        let file = daemon.path("roots.yaml");
+        fs::write(&file, instance("roots", &disk)).unwrap();
+        let _run = daemon.started(&["run", file.to_str().unwrap()], Stdio::null(), Stdio::null());
+        eventually("why it does not start", || {
+            let events = daemon.says(&["events", "roots"]);
+            println!("{events}");
+            (events.contains("StartFailed") && events.contains(reason)).then_some(())
+        });
+        daemon.says(&["delete", "vmi/roots"]);
+        assert_eq!(daemon.names("run"), Vec::<String>::new());
+        assert_eq!(daemon.process("virt-launcher"), None);
+    }
 }
 
 #[test]
