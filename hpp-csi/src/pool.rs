@@ -469,17 +469,26 @@ impl Open<'_> {
         )
     }
 
+    /// The folder and the name of a volume's disk: its file, or the file [`scan::DISK`] of a directory; `None` when there is no
+    /// such folder.
+    pub(crate) fn disk(&self, id: &Id, shape: Shape) -> Result<Option<(Dir, PathBuf)>> {
+        Ok(match shape {
+            Shape::Block => Some((self.blocks()?, id.as_str().into())),
+            Shape::Loop => self.root.dir(id)?.map(|folder| (folder, IMAGE.into())),
+            Shape::Folder => self.root.dir(id)?.map(|folder| (folder, scan::DISK.into())),
+        })
+    }
+
     /// The file of a volume that is one, open for writing, or for reading where nothing can be written. `None` for a
     /// folder, or when it is gone.
     pub(crate) fn image(&self, volume: &Volume) -> Result<Option<File>> {
         let flags = if self.read_only() { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::NONBLOCK;
-        match volume.shape {
-            Shape::Folder => Ok(None),
-            Shape::Block => Ok(self.blocks()?.open_with(&volume.id, flags, 0)?),
-            Shape::Loop => match self.root.dir(&volume.id)? {
-                Some(folder) => Ok(folder.open_with(IMAGE, flags, 0)?),
-                None => Ok(None),
-            },
+        if volume.shape == Shape::Folder {
+            return Ok(None);
+        }
+        match self.disk(&volume.id, volume.shape)? {
+            Some((folder, name)) => Ok(folder.open_with(&name, flags, 0)?),
+            None => Ok(None),
         }
     }
 

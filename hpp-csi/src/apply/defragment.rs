@@ -31,11 +31,9 @@ use crate::fault;
 use crate::id::Id;
 use crate::locks::{Guard, Locks, Thing};
 use crate::plan::defragment as plan;
-use crate::pool::scan::DISK;
-use crate::pool::{IMAGE, Open, Pool, Volume, clone, scan, tree};
+use crate::pool::{Open, Pool, Volume, clone, scan, tree};
 use crate::pools::Pools;
 use crate::publications::{self, Publications};
-use crate::record::Shape;
 use crate::sys::{self, Allocated};
 use dir::Dir;
 
@@ -220,7 +218,7 @@ fn retried<T>(
     attempt()
 }
 
-/// The disk of a volume: its file, or the file [`DISK`] of a directory.
+/// The disk of a volume.
 struct Disk {
     file: File,
     folder: Dir,
@@ -228,18 +226,9 @@ struct Disk {
 }
 
 impl Disk {
-    /// The folder and the name that a volume's disk has; `None` when there is no such folder.
-    fn place(open: &Open<'_>, volume: &Volume) -> Result<Option<(Dir, PathBuf)>> {
-        Ok(match volume.shape {
-            Shape::Block => Some((open.blocks()?, volume.id.as_str().into())),
-            Shape::Loop => open.root.dir(&volume.id)?.map(|folder| (folder, IMAGE.into())),
-            Shape::Folder => open.root.dir(&volume.id)?.map(|folder| (folder, DISK.into())),
-        })
-    }
-
     /// `None` when there is none, or it has other names: they would lead to the old file.
     fn open(open: &Open<'_>, volume: &Volume) -> Result<Option<Self>> {
-        let Some((folder, name)) = Self::place(open, volume)? else { return Ok(None) };
+        let Some((folder, name)) = open.disk(&volume.id, volume.shape)? else { return Ok(None) };
         // A pod may have something else there.
         let file = folder.own_file(&name, OFlags::RDONLY | OFlags::NOATIME).unwrap_or_default();
         Ok(file.map(|file| Self { file, folder, name }))
@@ -303,7 +292,7 @@ impl Work<'_> {
         let Self { of, open, volume, disk, before } = self;
         let what = format!("volume {}", volume.id);
         let changed = |how| Error::new(Kind::Precondition, format!("{what} {how} while its disk was copied"));
-        let now = open.volume(&volume.id)?.map_or(Ok(None), |now| Disk::place(open, &now))?;
+        let now = open.volume(&volume.id)?.map_or(Ok(None), |now| open.disk(&now.id, now.shape))?;
         let there = now.map_or(Ok(None), |(folder, name)| folder.stat(name))?;
         let own = disk.stat()?;
         if there.is_none_or(|there| (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino)) {
@@ -353,7 +342,7 @@ impl Work<'_> {
         Ok(copy)
     }
 
-    /// Writes out what was copied since `begun`, and leaves the disk to others for as long as that took.
+    /// Writes the data copied since `begun` to the disk, and waits as long as copying and writing took.
     fn pause(&self, copy: &File, begun: Instant) -> Result<()> {
         fdatasync(copy).map_err(|error| Error::io("copy a disk", error))?;
         for file in [&self.disk.file, copy] {

@@ -11,13 +11,13 @@ pub(crate) fn is_worth(extents: u64, least: u64, limit: u64) -> bool {
     extents > limit && least <= extents / 2
 }
 
-/// Checks that the pool `name` holds a second disk of `bytes` for a while, beside what was promised: with overcommitment
-/// a promise alone does not find the bytes free.
+/// Checks that the pool `name` has `bytes` free, apart from the reserve, for a second disk: with overcommitment a promise
+/// does not guarantee them.
 ///
 /// # Errors
 /// [`Kind::Exhausted`] when it does not.
 pub(crate) fn holds(name: &str, room: &Room, bytes: u64) -> Result<()> {
-    let free = room.free.saturating_sub(room.reserve.of(room.size));
+    let free = room.unreserved();
     if bytes <= free {
         return Ok(());
     }

@@ -34,10 +34,15 @@ impl Room {
         share(self.size.saturating_sub(kept), self.overcommit)
     }
 
+    /// Free bytes apart from the reserve.
+    pub(crate) fn unreserved(&self) -> u64 {
+        self.free.saturating_sub(self.reserve.of(self.size))
+    }
+
     /// Bytes that may still be promised. Without overcommitment never more than what is free, less the reserve and what is
     /// outstanding; with it, what is promised is bounded.
     pub(crate) fn available(&self) -> u64 {
-        let unreserved = self.free.saturating_sub(self.reserve.of(self.size));
+        let unreserved = self.unreserved();
         let unwritten = unreserved.saturating_sub(self.outstanding).saturating_sub(self.others);
         let unpromised = self.limit().saturating_sub(self.promised).saturating_sub(self.others);
         match self.capacity {

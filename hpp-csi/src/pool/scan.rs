@@ -175,9 +175,8 @@ fn usage(
         of_file(&file, shares).map(Some)
     };
     match shape {
-        Shape::Block => of_image(&open.blocks()?, id.as_ref()),
-        Shape::Loop => match open.root.dir(id)? {
-            Some(folder) => of_image(&folder, Path::new(IMAGE)),
+        Shape::Block | Shape::Loop => match open.disk(id, shape)? {
+            Some((folder, name)) => of_image(&folder, &name),
             None => Ok(None),
         },
         Shape::Folder => {
@@ -196,16 +195,11 @@ fn usage(
 /// Extents of a volume's disk: its image, or the file [`DISK`] of a folder.
 fn extents(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<u64>> {
     let flags = OFlags::RDONLY | OFlags::NOATIME;
+    let Some((folder, name)) = open.disk(id, shape)? else { return Ok(None) };
     let file = match shape {
-        Shape::Block => open.blocks()?.file(id, flags)?,
-        Shape::Loop | Shape::Folder => match open.root.dir(id)? {
-            Some(folder) => {
-                let name = if shape == Shape::Loop { IMAGE } else { DISK };
-                // A pod may have something else there.
-                folder.file(name, flags).unwrap_or_default()
-            }
-            None => None,
-        },
+        Shape::Block => folder.file(&name, flags)?,
+        // A pod may have something else there.
+        Shape::Loop | Shape::Folder => folder.file(&name, flags).unwrap_or_default(),
     };
     Ok(file.and_then(|file| sys::extent_count(file.as_fd()).ok()))
 }

@@ -6,6 +6,9 @@ use api::hostpath::{LEGACY_PROVISIONER, PROVISION_ON_NODE};
 use cluster::Resource;
 use serde_json::Value;
 
+pub use crate::storage::resources::{CONTENTS, SNAPSHOTS};
+pub use crate::storage::seen::snapshot::MANAGED_BY;
+
 /// The driver of the volumes that agents make.
 pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 /// Label of claims and PVs: the node of the agent that serves them (virt-agent reads it).
@@ -31,12 +34,6 @@ pub const NODES: Resource = Resource::cluster("", "v1", "nodes");
 pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 /// CSIStorageCapacities.
 pub const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
-/// VolumeSnapshots.
-pub const SNAPSHOTS: Resource = Resource::namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots");
-/// VolumeSnapshotContents.
-pub const CONTENTS: Resource = Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents");
-/// Label of a VolumeSnapshotContent: the node of its snapshot.
-pub const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 /// DaemonSets.
 pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
 

@@ -4,7 +4,7 @@
 //! A connection is used again as long as the kernel knows of no end of it. So whatever begins after a kill is complete is
 //! refused by the dead replica, and answered by the other.
 //!
-//! Not here: what is asked, and what replies mean ([`crate::macpool::load`]).
+//! Not here: the requests, and the meaning of replies ([`crate::macpool::load`]).
 
 use std::fs;
 use std::io;

@@ -69,7 +69,9 @@ impl Controller {
             Some(source) if first => self.writer(source).await?,
             Some(_) | None => None,
         };
-        let of_snapshot = match origin.snapshot && (pending || first) {
+        let unrestored = plan::chosen(target) == Some(CloneStrategy::Copy)
+            && cloning::awaits_restore(target, restored.as_deref());
+        let of_snapshot = match origin.snapshot && (first || unrestored) {
             true => self.source_snapshot(&origin.key()).await?,
             false => None,
         };

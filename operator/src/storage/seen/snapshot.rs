@@ -8,7 +8,7 @@ use super::meta::{Meta, text};
 const SOURCE_MODE: &str = "cdi.kubevirt.io/storage.import.sourceVolumeMode";
 
 /// Label of a VolumeSnapshotContent: the node of its driver, where each node has a driver of its own.
-const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+pub const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 
 /// The fields read from a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

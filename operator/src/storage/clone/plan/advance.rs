@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::copy::copy;
-use super::make::{empty, filled, put_back, taken};
+use super::make::{empty, filled, of_snapshot, put_back, taken};
 use super::settle::settle;
 use super::source::given;
-use super::step::{From, Observed, Plan, annotate};
+use super::step::{From, Observed, Plan, annotate, awaits_restore};
 use crate::storage::action::Action;
 use crate::storage::names;
 use crate::storage::profile::CloneStrategy;
-use crate::storage::seen::{Claim, Snapshot};
+use crate::storage::seen::Claim;
 
 /// The next step of the chosen way.
 pub(super) fn advance(o: &Observed<'_>, way: CloneStrategy) -> Plan {
@@ -34,9 +34,7 @@ pub(super) fn advance(o: &Observed<'_>, way: CloneStrategy) -> Plan {
 /// Copies into a claim. A snapshot is restored into a claim for the sender first.
 pub(super) fn copied(o: &Observed<'_>, written: &Claim) -> Plan {
     match (o.from, o.restores) {
-        (From::Snapshot(source, _), Some(class))
-            if o.restored.is_none() && !o.target.meta.says(names::POD_PHASE, "Succeeded") =>
-        {
+        (From::Snapshot(source, _), Some(class)) if awaits_restore(o.target, o.restored) => {
             Plan::act(vec![Action::Create(put_back(o, source, class))])
         }
         (From::Snapshot(..) | From::Claim(..) | From::Missing, _) => copy(o, written),
@@ -45,10 +43,9 @@ pub(super) fn copied(o: &Observed<'_>, written: &Claim) -> Plan {
 
 /// Takes a snapshot, if the source is none, and restores it.
 fn restore(o: &Observed<'_>) -> Plan {
-    let data = |snapshot: &Snapshot| json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot.meta.name});
     let snapshot = match (o.from, o.snapshot) {
         (From::Snapshot(source, _), _) => {
-            return Plan::act(vec![Action::Create(filled(o, source.size, &data(source)))]);
+            return Plan::act(vec![Action::Create(filled(o, source.size, &of_snapshot(source)))]);
         }
         (_, Some(snapshot)) => snapshot,
         (From::Claim(source, ..), None) => {
@@ -68,6 +65,6 @@ fn restore(o: &Observed<'_>) -> Plan {
         From::Claim(source, ..) => source.capacity.max(snapshot.size),
         From::Snapshot(..) | From::Missing => snapshot.size,
     };
-    let create = Action::Create(filled(o, size, &data(snapshot)));
+    let create = Action::Create(filled(o, size, &of_snapshot(snapshot)));
     Plan::act(vec![annotate(o.target, &[(names::CLONE_PHASE, "SnapshotClone")], BTreeMap::new()), create])
 }

@@ -8,7 +8,7 @@ use super::source::given;
 use super::step::{From, Observed, Plan, annotate, finalize, has_finalizer, warning};
 use crate::storage::action::Action;
 use crate::storage::clone::authorize::Origin;
-use crate::storage::clone::choose::{self, CloneTarget};
+use crate::storage::clone::choose::{self, CloneSource, CloneTarget};
 use crate::storage::names;
 use crate::storage::profile::CloneStrategy;
 
@@ -43,12 +43,10 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     let nowhere =
         class.waits_for_consumer && !annotation(names::SELECTED_NODE) && node_of_source(o).is_none();
     let way = if nowhere { CloneStrategy::Copy } else { way };
-    if way == CloneStrategy::Copy {
-        match o.from {
-            From::Claim(_, _, Some(pod)) => return in_use(o, pod),
-            From::Snapshot(..) if o.restores.is_none() => return not_restored(o, &given.driver),
-            From::Snapshot(..) | From::Claim(..) | From::Missing => {}
-        }
+    if way == CloneStrategy::Copy
+        && let Some(plan) = not_copied(o, &given)
+    {
+        return plan;
     }
     let mut actions: Vec<Action> = guard(o).into_iter().collect();
     let mut changes = vec![
@@ -64,8 +62,17 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     advance(o, way).before(actions)
 }
 
+/// Why the source cannot be copied now.
+pub(super) fn not_copied(o: &Observed<'_>, given: &CloneSource) -> Option<Plan> {
+    match o.from {
+        From::Claim(_, _, Some(pod)) => Some(in_use(o, pod)),
+        From::Snapshot(..) if o.restores.is_none() => Some(not_restored(o, &given.driver)),
+        From::Snapshot(..) | From::Claim(..) | From::Missing => None,
+    }
+}
+
 /// A pod writes to the source of a copy.
-pub(super) fn in_use(o: &Observed<'_>, pod: &str) -> Plan {
+fn in_use(o: &Observed<'_>, pod: &str) -> Plan {
     let Origin { namespace, name, .. } = o.origin;
     let message = format!("pod {namespace}/{pod} using PersistentVolumeClaim {name}");
     let event = warning(o, "CloneSourceInUse", &message);
@@ -74,7 +81,7 @@ pub(super) fn in_use(o: &Observed<'_>, pod: &str) -> Plan {
 }
 
 /// Nothing can be read from a snapshot before it is restored.
-pub(super) fn not_restored(o: &Observed<'_>, driver: &str) -> Plan {
+fn not_restored(o: &Observed<'_>, driver: &str) -> Plan {
     let message = format!(
         "VolumeSnapshot {} is copied from a claim into which it is restored, and no StorageClass has its driver {driver:?}: \
          create one",

@@ -1,11 +1,11 @@
 //! A clone without a populator: a copy is put into the target itself. Pure.
 
 use super::advance::copied;
-use super::begin::{content_labels, far, guard, in_use, not_restored};
+use super::begin::{content_labels, far, guard, not_copied};
 use super::copy::release;
 use super::finish::{clean, succeeded};
 use super::source::given;
-use super::step::{From, Observed, Plan, annotate, chosen, delete, has_finalizer};
+use super::step::{Observed, Plan, annotate, chosen, delete, has_finalizer};
 use crate::storage::action::{Action, Kind};
 use crate::storage::names;
 use crate::storage::profile::CloneStrategy;
@@ -44,10 +44,8 @@ fn begin(o: &Observed<'_>) -> Plan {
         Ok(given) => given,
         Err(plan) => return plan,
     };
-    match o.from {
-        From::Claim(_, _, Some(pod)) => return in_use(o, pod),
-        From::Snapshot(..) if o.restores.is_none() => return not_restored(o, &given.driver),
-        From::Snapshot(..) | From::Claim(..) | From::Missing => {}
+    if let Some(plan) = not_copied(o, &given) {
+        return plan;
     }
     let mut changes = vec![(names::CLONE_PHASE, "Pending"), (names::CLONE_TYPE, CloneStrategy::Copy.word())];
     changes.extend(far(o));

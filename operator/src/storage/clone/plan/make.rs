@@ -30,23 +30,19 @@ pub(super) fn filled(o: &Observed<'_>, size: u64, data: &Value) -> Value {
 /// The claim into which a snapshot is restored for a sender, whose pod is its consumer where no node is known.
 pub(super) fn put_back(o: &Observed<'_>, source: &Snapshot, class: &Class) -> Value {
     let size = if source.size > 0 { source.size } else { o.target.size };
-    let block = source.block.unwrap_or(o.target.block);
     let mut metadata = sender::metadata(&restored(&o.target.meta.uid), &o.origin.namespace, o.target);
     if let Some(node) = source.node.as_ref().filter(|_| class.waits_for_consumer) {
         metadata["annotations"][names::SELECTED_NODE] = json!(node);
     }
-    json!({
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata,
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "volumeMode": if block { "Block" } else { "Filesystem" },
-            "storageClassName": class.meta.name,
-            "resources": {"requests": {"storage": size.to_string()}},
-            "dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": source.meta.name},
-        },
-    })
+    let block = source.block.unwrap_or(o.target.block);
+    let mut made = claim(&metadata, &json!(["ReadWriteOnce"]), block, Some(&class.meta.name), size);
+    made["spec"]["dataSource"] = of_snapshot(source);
+    made
+}
+
+/// The data source of a claim into which a snapshot is restored.
+pub(super) fn of_snapshot(snapshot: &Snapshot) -> Value {
+    json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot.meta.name})
 }
 
 /// The temporary claim that a sender's bytes are put into.
@@ -75,14 +71,18 @@ fn shape(o: &Observed<'_>, namespace: &str, size: u64) -> Value {
     if let Some(node) = chosen.or_else(|| node_of_source(o).filter(|_| namespace == o.origin.namespace)) {
         metadata["annotations"][names::SELECTED_NODE] = json!(node);
     }
+    claim(&metadata, &json!(o.target.modes), o.target.block, o.target.class.as_deref(), size)
+}
+
+fn claim(metadata: &Value, modes: &Value, block: bool, class: Option<&str>, size: u64) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": metadata,
         "spec": {
-            "accessModes": o.target.modes,
-            "volumeMode": if o.target.block { "Block" } else { "Filesystem" },
-            "storageClassName": o.target.class,
+            "accessModes": modes,
+            "volumeMode": if block { "Block" } else { "Filesystem" },
+            "storageClassName": class,
             "resources": {"requests": {"storage": size.to_string()}},
         },
     })

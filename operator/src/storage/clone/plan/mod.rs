@@ -32,7 +32,9 @@ mod step;
 mod tests;
 
 pub use direct::direct;
-pub use step::{From, Observed, Plan, Start, chosen, namespace, read, restored, snapshot, temporary};
+pub use step::{
+    From, Observed, Plan, Start, awaits_restore, chosen, namespace, read, restored, snapshot, temporary,
+};
 
 use self::advance::advance;
 use self::begin::begin;

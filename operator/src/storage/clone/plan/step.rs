@@ -111,6 +111,11 @@ pub fn read(target: &Claim, origin: &Origin) -> String {
     if origin.snapshot { restored(&target.meta.uid) } else { origin.name.clone() }
 }
 
+/// Whether a copy of a snapshot to a target needs the claim into which the snapshot is restored, and it is missing.
+pub fn awaits_restore(target: &Claim, restored: Option<&Claim>) -> bool {
+    restored.is_none() && !target.meta.says(names::POD_PHASE, "Succeeded")
+}
+
 /// The way that was chosen for a target.
 pub fn chosen(target: &Claim) -> Option<CloneStrategy> {
     CloneStrategy::of_word(target.meta.annotation(names::CLONE_TYPE)?)
