@@ -32,6 +32,8 @@ pub(super) struct Finding {
     purpose: &'static str,
     /// Why it is missing, if it is.
     missing: Option<String>,
+    /// What offers it.
+    remedy: &'static str,
 }
 
 /// Whether a bridge could filter VLANs.
@@ -56,13 +58,14 @@ pub(crate) fn run(required: &[String], format: Format) -> Result<(String, bool),
     let report = match format {
         Format::Text => {
             let lines = findings.iter().map(|finding| {
-                let Finding { name, purpose, missing } = finding;
+                let Finding { name, purpose, missing, remedy } = finding;
                 let mark = match missing {
                     None => "ok",
                     Some(_) if is_required(name) => "MISSING",
                     Some(_) => "missing",
                 };
-                let why = missing.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+                let why =
+                    missing.as_ref().map(|why| format!(": {why}; it takes {remedy}")).unwrap_or_default();
                 format!("{mark:<8} {name:<15} {purpose}{why}\n")
             });
             lines.collect()
@@ -77,6 +80,7 @@ pub(crate) fn run(required: &[String], format: Format) -> Result<(String, bool),
                         "offered": finding.missing.is_none(),
                         "required": is_required(finding.name),
                         "reason": finding.missing,
+                        "remedy": finding.missing.as_ref().map(|_| finding.remedy),
                     })
                 })
                 .collect();

@@ -32,23 +32,47 @@ pub(super) fn vlan_filtering() -> Result<(), Error> {
 }
 
 fn attempt(name: &'static str) -> Finding {
-    let (purpose, result) = match name {
-        "netlink" => ("everything", Router::open().map(drop).map_err(Error::from)),
-        "bridge" => ("bridge", bridge("br0", false)),
-        "veth" => ("bridge", veth()),
-        "vlan-filtering" => ("\"vlan\", \"vlanTrunk\"", bridge("br1", true)),
-        "tun" => ("tap", tun()),
-        "ipv6" => ("IPv6 addresses", file("/proc/sys/net/ipv6")),
-        "nft-inet" => ("\"ipMasq\"", nft::offers_inet()),
-        "nft-bridge" => ("\"macspoofchk\"", SpoofCheck::offered()),
-        "nft-masquerade" => ("\"ipMasq\"", Backend::Nftables.offered()),
-        _ => ("\"ipMasqBackend\": \"iptables\"", Backend::Iptables.offered()),
+    let (purpose, remedy, result) = match name {
+        "netlink" => {
+            ("everything", "a Linux kernel with CONFIG_NET", Router::open().map(drop).map_err(Error::from))
+        }
+        "bridge" => ("bridge", "the kernel's CONFIG_BRIDGE (modprobe bridge)", bridge("br0", false)),
+        "veth" => ("bridge", "the kernel's CONFIG_VETH (modprobe veth)", veth()),
+        "vlan-filtering" => (
+            "\"vlan\", \"vlanTrunk\"",
+            "the kernel's CONFIG_BRIDGE_VLAN_FILTERING, which is part of every distribution's kernel",
+            bridge("br1", true),
+        ),
+        "tun" => ("tap", "the kernel's CONFIG_TUN (modprobe tun)", tun()),
+        "ipv6" => (
+            "IPv6 addresses",
+            "the kernel's CONFIG_IPV6, and no ipv6.disable=1 on its command line",
+            file("/proc/sys/net/ipv6"),
+        ),
+        "nft-inet" => {
+            ("\"ipMasq\"", "the kernel's CONFIG_NF_TABLES_INET (modprobe nf_tables)", nft::offers_inet())
+        }
+        "nft-bridge" => (
+            "\"macspoofchk\"",
+            "the kernel's CONFIG_NF_TABLES_BRIDGE (modprobe nf_tables)",
+            SpoofCheck::offered(),
+        ),
+        "nft-masquerade" => (
+            "\"ipMasq\"",
+            "the kernel's CONFIG_NF_TABLES, CONFIG_NFT_MASQ and CONFIG_NF_NAT (modprobe nft_masq)",
+            Backend::Nftables.offered(),
+        ),
+        _ => (
+            "\"ipMasqBackend\": \"iptables\"",
+            "the program iptables (package iptables), unless nftables is the backend",
+            Backend::Iptables.offered(),
+        ),
     };
     let missing = result.err().map(|error| match error.details() {
         details if details.is_empty() => error.to_string(),
         details => format!("{error}: {details}"),
     });
-    Finding { name, purpose, missing }
+    Finding { name, purpose, missing, remedy }
 }
 
 fn bridge(name: &str, vlan_filtering: bool) -> Result<(), Error> {

@@ -31,28 +31,22 @@ pub(super) fn open_to_vms() -> Result<(), Missing> {
 }
 
 fn judge(mode: u32, group: u32) -> Result<(), Missing> {
-    if mode & 0o006 == 0o006 || is_for_group(mode, group) {
+    if mode & 0o006 == 0o006 || found::group_of(mode, group).is_some() {
         return Ok(());
     }
     Err(Missing::new(
         format!(
             "{DEVICE} has mode {mode:o} and group {group}: permission denied for the VMs' users; guests run in software (TCG)"
         ),
-        format!(
-            "give it to a group of its own, as udev does: groupadd -f -r kvm; chgrp kvm {DEVICE}; chmod 0660 {DEVICE}"
-        ),
+        found::own_group(),
     ))
-}
-
-fn is_for_group(mode: u32, group: u32) -> bool {
-    mode & 0o060 == 0o060 && group != 0
 }
 
 /// The group of the device, if its mode admits the group and not all users.
 pub(super) fn group() -> Option<u32> {
     let facts = fs::metadata(DEVICE).ok()?;
-    let (mode, group) = (facts.mode(), facts.gid());
-    (mode & 0o006 != 0o006 && is_for_group(mode, group)).then_some(group)
+    let mode = facts.mode();
+    found::group_of(mode, facts.gid()).filter(|_| mode & 0o006 != 0o006)
 }
 
 #[cfg(test)]

@@ -26,54 +26,34 @@ struct Check {
     name: String,
     offered: bool,
     reason: Option<String>,
+    remedy: Option<String>,
 }
 
-/// The checks: our name, the plugin's, the purpose, whether it is required, the remedy.
-const ASKED: [(&str, &str, &str, Need, &str); 5] = [
-    (
-        "bridge",
-        "bridge",
-        "guests on one network",
-        Need::Required,
-        "the kernel's CONFIG_BRIDGE (modprobe bridge)",
-    ),
-    ("veth", "veth", "guests' namespaces", Need::Required, "the kernel's CONFIG_VETH (modprobe veth)"),
-    ("tun", "tun", "guests' network cards", Need::Required, "the kernel's CONFIG_TUN (modprobe tun)"),
-    (
-        "nft",
-        "nft-masquerade",
-        "guests behind the machine's address",
-        Need::Required,
-        "the kernel's CONFIG_NF_TABLES, CONFIG_NFT_MASQ and CONFIG_NF_NAT (modprobe nft_masq)",
-    ),
-    (
-        "nft-bridge",
-        "nft-bridge",
-        "guests that cannot take each other's addresses",
-        Need::Required,
-        "the kernel's CONFIG_NF_TABLES_BRIDGE (modprobe nf_tables)",
-    ),
+/// The checks: our name, the plugin's, the purpose. Guests' networks need each of them.
+const ASKED: [(&str, &str, &str); 5] = [
+    ("bridge", "bridge", "guests on one network"),
+    ("veth", "veth", "guests' namespaces"),
+    ("tun", "tun", "guests' network cards"),
+    ("nft", "nft-masquerade", "guests behind the machine's address"),
+    ("nft-bridge", "nft-bridge", "guests that cannot take each other's addresses"),
 ];
 
 /// Everything about networks.
 pub(super) fn all() -> Vec<Tried> {
     let answer = ask();
-    let found = |name: &str, advice: &str| match &answer {
+    let found = |name: &str| match &answer {
         Err(missing) => Err(missing.clone()),
         Ok(answer) => match answer.checks.iter().find(|check| check.name == name) {
             Some(check) if check.offered => Ok("works".to_owned()),
-            Some(check) => Err(Missing::new(check.reason.clone().unwrap_or_default(), advice)),
+            Some(Check { reason, remedy, .. }) => {
+                Err(Missing::new(reason.clone().unwrap_or_default(), remedy.clone().unwrap_or_default()))
+            }
             None => Err(Missing::new("cni check-node does not report it", "install the cni of this release")),
         },
     };
     let mut tried: Vec<Tried> = ASKED
         .iter()
-        .map(|&(name, plugin, purpose, need, advice)| Tried {
-            name,
-            purpose,
-            need,
-            found: found(plugin, advice),
-        })
+        .map(|&(name, plugin, purpose)| Tried { name, purpose, need: Need::Required, found: found(plugin) })
         .collect();
     if let Some(tun) = tried.iter_mut().find(|one| one.name == "tun" && one.found.is_ok())
         && let Err(missing) = open_to_guests()

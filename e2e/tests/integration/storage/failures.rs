@@ -250,6 +250,30 @@ fn a_deleted_claim_is_made_and_filled_again() {
 }
 
 #[test]
+fn a_data_volume_deleted_during_its_transfer_leaves_nothing() {
+    let space = Space::new("failures-deleted");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, MIB / 4).unwrap();
+    let import = json!({"http": {"url": server.url()}});
+    let upload = json!({"upload": {}});
+    let cases = [
+        ("imported", &import, "ImportInProgress", "true"),
+        ("imported-directly", &import, "ImportInProgress", "false"),
+        ("uploaded", &upload, "UploadReady", "true"),
+        ("uploaded-directly", &upload, "UploadReady", "false"),
+    ];
+    for (name, source, phase, populator) in cases {
+        let annotations = json!({"cdi.kubevirt.io/storage.usePopulator": populator});
+        space.data_volume(name, source, IMMEDIATE, "Filesystem", &annotations);
+        space.phases(name, phase);
+        space.delete("DataVolume", name);
+        until(&format!("nothing of {name} is left"), || {
+            let left = [space.names("PersistentVolumeClaim"), space.names("Pod"), space.names("Service")];
+            left.iter().all(Vec::is_empty).then_some(())
+        });
+    }
+}
+
+#[test]
 fn a_namespace_with_running_imports_is_deleted_in_thirty_seconds() {
     let space = Space::new("failures-namespace");
     let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, MIB / 4).unwrap();

@@ -1,10 +1,11 @@
 //! Uploads: token, proxy, server, volume.
 
+use e2e::programs::of_this_build;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::storage::send::{send, token, try_send, upload};
-use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, assert_same};
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, PLATFORM, assert_same};
 use crate::storage::space::{Space, until};
 
 #[test]
@@ -79,5 +80,26 @@ fn uploads_need_a_token_for_their_claim() {
         sent.is_ok_and(|(status, _)| status == 200).then_some(())
     });
     space.phases("disk", "Succeeded");
+    assert_same(&space.file("disk"));
+}
+
+/// Kubernetes keeps events for an hour, and a user who was refused tries again under the same name.
+#[test]
+fn the_client_uploads_after_a_refused_data_volume_of_the_same_name() {
+    let space = Space::new("uploads-again");
+    let proxy = Space(PLATFORM.to_owned()).get("Service", "cdi-uploadproxy").unwrap();
+    let url = format!("https://{}", proxy["spec"]["clusterIP"].as_str().unwrap());
+    space.data_volume("disk", &json!({"upload": {}}), "missing", "Filesystem", &json!({}));
+    until("the DataVolume is refused", || {
+        space.events("disk").iter().any(|(reason, _)| reason == "ErrClaimNotValid").then_some(())
+    });
+    space.delete("DataVolume", "disk");
+    let file = DISK.qcow2.to_str().unwrap();
+    let words = ["image-upload", "dv", "disk", "--size", "96Mi", "--storage-class", IMMEDIATE, "--insecure"];
+    let mut client = std::process::Command::new(of_this_build("kubectl-virt").unwrap());
+    client.arg("--kubeconfig").arg(CLUSTER.kubeconfig()).args(["-n", &space.0]).args(words);
+    let output = client.args(["--uploadproxy-url", &url, "--image-path", file]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Succeeded");
     assert_same(&space.file("disk"));
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -59,12 +60,28 @@ pub fn kvm_opens() -> Result<(), NoKvm> {
         );
         (format!("{DEVICE} does not exist"), advice)
     } else if error.kind() == io::ErrorKind::PermissionDenied {
-        let advice = format!("give the guests' user the group that owns {DEVICE}; till then {software}");
-        (format!("{DEVICE}: permission denied"), advice)
+        let group = fs::metadata(DEVICE).ok().and_then(|facts| group_of(facts.mode(), facts.gid()));
+        let advice = match group {
+            Some(group) => format!("the guests' user is not in group {group}, which owns it"),
+            None => own_group(),
+        };
+        (format!("{DEVICE}: permission denied"), format!("{advice}; till then {software}"))
     } else {
         (format!("{DEVICE}: {error}"), format!("till it opens, {software}"))
     };
     Err(NoKvm::new(reason, advice))
+}
+
+/// The group that may use the device, by its mode and owner; none where that is root's.
+pub fn group_of(mode: u32, group: u32) -> Option<u32> {
+    (mode & 0o060 == 0o060 && group != 0).then_some(group)
+}
+
+/// The remedy for a device that no group but root's may use.
+pub fn own_group() -> String {
+    format!(
+        "give it to a group of its own, as udev does: groupadd -f -r kvm; chgrp kvm {DEVICE}; chmod 0660 {DEVICE}"
+    )
 }
 
 /// The same with this QEMU.

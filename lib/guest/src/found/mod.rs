@@ -12,7 +12,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-pub use kvm::{NoKvm, kvm, kvm_opens, kvm_with};
+pub use kvm::{NoKvm, group_of, kvm, kvm_opens, kvm_with, own_group};
 pub use programs::{emulator, find, libvirt_driver, libvirt_file, machine, ovmf_files};
 
 /// Whether a file or device can be read past the page cache.

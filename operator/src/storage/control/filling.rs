@@ -61,6 +61,9 @@ impl Controller {
     /// A claim that may have to be filled.
     pub(super) async fn claim(&self, key: &Key) -> Result<Outcome> {
         let Some(target) = self.caches.claims.get(key) else { return Ok(Outcome::Done) };
+        if target.meta.deleting {
+            self.abandon(&target).await?;
+        }
         if let Some(owner) = target.meta.controller().filter(|owner| owner.kind == "PersistentVolumeClaim") {
             // A prime claim: what happens to it is its target's business.
             self.queue.add(Item::Claim(Key::new(key.namespace(), &owner.name)));
@@ -150,6 +153,15 @@ impl Controller {
         let awaited =
             written.filter(|_| scheduled && target.phase == Phase::Pending && plan.actions.is_empty());
         self.unbound(&target, awaited, observed.class).await
+    }
+
+    /// Ends the work on a claim that is being deleted.
+    async fn abandon(&self, claim: &Claim) -> Result<()> {
+        let workers = self.caches.workers.all();
+        for action in filling::abandon(claim, workers.iter().map(|(_, worker)| &**worker)) {
+            self.applier.apply(&action).await?;
+        }
+        Ok(())
     }
 
     /// Reports why a claim that is waited for has no volume yet, and looks again while it has none.

@@ -336,6 +336,23 @@ fn delete_pod(worker: &Worker) -> Action {
     }
 }
 
+/// Ends the work on a claim that is being deleted: Kubernetes keeps a claim while a pod uses it, and would delete the pod only
+/// after the claim. Pods that are over do not use it.
+pub fn abandon<'a>(claim: &Claim, workers: impl IntoIterator<Item = &'a Worker>) -> Vec<Action> {
+    if !claim.meta.deleting {
+        return Vec::new();
+    }
+    let works = |worker: &&Worker| {
+        let theirs =
+            worker.meta.namespace == claim.meta.namespace && worker.claims.contains(&claim.meta.name);
+        theirs
+            && worker.meta.is_controlled_by(&claim.meta.uid)
+            && !worker.meta.deleting
+            && !["Succeeded", "Failed"].contains(&worker.phase.as_str())
+    };
+    workers.into_iter().filter(works).map(delete_pod).collect()
+}
+
 /// Takes an upload server's Service away, and with it the certificate: a server that follows gets another one.
 fn release(o: &Observed<'_>, written: &Claim) -> Option<Action> {
     (o.task.source == Source::Upload).then(|| Action::Release {
@@ -365,5 +382,42 @@ pub fn pod_owner(start: Start, target: &Claim, prime: Option<&Claim>) -> Option<
     match start {
         Start::Prime => prime.map(prime::owner),
         Start::Target => Some(prime::owner(target)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn worker(name: &str, owner: &str, claim: &str, phase: &str) -> Worker {
+        Worker::from(&json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name,
+                "ownerReferences": [{"kind": "PersistentVolumeClaim", "uid": owner, "controller": true}]},
+            "spec": {"containers": [{"name": "w"}],
+                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]},
+            "status": {"phase": phase},
+        }))
+    }
+
+    #[test]
+    fn only_the_work_on_a_deleted_claim_ends() {
+        let claim = |deleted: Option<&str>| {
+            Claim::from(&json!({
+                "metadata": {"name": "disk", "namespace": "n", "uid": "c", "deletionTimestamp": deleted},
+            }))
+        };
+        let workers = [
+            worker("works", "c", "disk", "Running"),
+            worker("starts", "c", "disk", "Pending"),
+            worker("over", "c", "disk", "Succeeded"),
+            worker("of-another", "x", "disk", "Running"),
+            worker("reads-another", "c", "source", "Running"),
+        ];
+        assert_eq!(abandon(&claim(None), &workers), []);
+        let ended = abandon(&claim(Some("2026-01-01T00:00:00Z")), &workers);
+        let wanted = [&workers[0], &workers[1]].map(delete_pod);
+        assert_eq!(ended, wanted);
     }
 }

@@ -156,8 +156,8 @@ pub(super) async fn ready(site: &Site, typed: &Options) -> Result<()> {
         if is_ready(typed, volume.as_ref(), claim.as_ref())? {
             return Ok(());
         }
-        if volume.is_some() {
-            refused_claim(site, &key).await?;
+        if let Some(volume) = &volume {
+            refused_claim(site, &key, text(volume, "/metadata/uid")).await?;
         }
         if Instant::now() >= until {
             let seen = volume.as_ref().map_or("no DataVolume", |volume| text(volume, "/status/phase"));
@@ -194,12 +194,12 @@ fn is_ready(typed: &Options, volume: Option<&Value>, claim: Option<&Value>) -> R
     }
 }
 
-/// Fails if CDI has refused to make the claim.
-async fn refused_claim(site: &Site, key: &Key) -> Result<()> {
-    let scope = Scope::all().namespace(key.namespace()).fields(&format!(
-        "involvedObject.kind=DataVolume,involvedObject.name={},reason=ErrClaimNotValid",
-        key.name()
-    ));
+/// Fails if CDI has refused to make the claim of the DataVolume with this id: events of a deleted one of the same name are
+/// kept for an hour.
+async fn refused_claim(site: &Site, key: &Key, uid: &str) -> Result<()> {
+    let scope = Scope::all()
+        .namespace(key.namespace())
+        .fields(&format!("involvedObject.uid={uid},reason=ErrClaimNotValid"));
     let events: Vec<Value> = site.client.list(EVENTS, &scope).await?;
     match events.first() {
         Some(event) => {
