@@ -470,7 +470,6 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "localStorageCapacityIsolation": false,
         "serializeImagePulls": false,
         // Tests of many transfers have a pod for each.
         "maxPods": 240,

@@ -51,8 +51,7 @@ enum Event {
 /// # Errors
 /// When the cluster cannot be started, or ends by itself; nothing is left then either.
 pub fn keep() -> Result<()> {
-    // Not in the terminal's session: Ctrl-C is for the test, and its end ends the cluster.
-    rustix::process::setsid().context("cannot start a session")?;
+    leave_session()?;
     let taken = Place::acquire()?;
     let place = &taken.place;
     clean(place).context("cannot remove what an earlier cluster left")?;
@@ -72,13 +71,22 @@ pub fn keep() -> Result<()> {
     saved
 }
 
+/// Leaves the terminal's session: Ctrl-C is for the test, and its end ends the cluster. A process that leads a session or a group
+/// has one of its own already, as one that `setsid` has started.
+fn leave_session() -> Result<()> {
+    match rustix::process::setsid() {
+        Ok(_) | Err(rustix::io::Errno::PERM) => Ok(()),
+        Err(error) => Err(error).context("cannot start a session"),
+    }
+}
+
 /// Supervises the second node of the cluster of the first process `first`, until standard input ends. Its state folder
 /// stays, as a machine's disk does: a node that is started again is one that was switched off and on.
 ///
 /// # Errors
 /// When the node cannot be started, or ends by itself.
 pub fn keep_second(number: u8, first: &str) -> Result<()> {
-    rustix::process::setsid().context("cannot start a session")?;
+    leave_session()?;
     let place = &Place::of(number)?.second();
     remove_groups(place)?;
     let kept = run(place, &|place, node| link_second(place, first, node));

@@ -12,6 +12,8 @@ pub enum Kind {
     Taken,
     /// No address is free.
     Exhausted,
+    /// The API server does not allow it to this process.
+    Forbidden,
     /// The API server or another replica did not answer, or refused.
     Unreachable,
     /// A failure of the system: files, threads, sockets.
@@ -28,8 +30,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<cluster::Error> for Error {
     fn from(error: cluster::Error) -> Self {
-        let kind =
-            if error.is_conflict() || error.is_already_exists() { Kind::Taken } else { Kind::Unreachable };
+        let kind = if error.is_conflict() || error.is_already_exists() {
+            Kind::Taken
+        } else if error.kind() == cluster::Kind::Forbidden {
+            Kind::Forbidden
+        } else {
+            Kind::Unreachable
+        };
         Self::with(kind, "a call of the API server failed", error)
     }
 }

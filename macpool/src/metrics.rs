@@ -26,7 +26,7 @@ fn page(state: &State) -> String {
         page.sample("kmp_mac_collisions", &[("mac", &collision.mac.to_string())], collision.between.len());
     }
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let help = "[DEPRECATED] Objects admitted or refused with a MAC address that another object has";
+    let help = "[DEPRECATED] MAC addresses that several objects had at the start, and objects that came with one of another since";
     page.single("kubevirt_kmp_duplicate_macs", Kind::Counter, help, count(&state.duplicates));
     let help =
         "Given MAC addresses decided without the replica that has their block, as it did not answer in time";

@@ -253,7 +253,7 @@ impl Wants {
                         }
                         Policy::Reject => {
                             let message = format!(
-                                "MAC address {mac} is in use{by}; set another one, or leave macAddress out"
+                                "duplicate MAC address {mac}: it is in use{by}; set another one, or leave macAddress out"
                             );
                             return Err(Error::new(Kind::Taken, message));
                         }
@@ -547,7 +547,7 @@ impl Reply {
             let (code, reason) = match error.kind() {
                 Kind::Invalid => (422, "Invalid"),
                 Kind::Taken => (409, "Conflict"),
-                Kind::Exhausted | Kind::Unreachable => (503, "ServiceUnavailable"),
+                Kind::Exhausted | Kind::Forbidden | Kind::Unreachable => (503, "ServiceUnavailable"),
                 Kind::Internal => (500, "InternalError"),
             };
             response["status"] = json!({"code": code, "reason": reason, "message": error.to_string()});

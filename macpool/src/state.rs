@@ -31,8 +31,10 @@ pub(crate) struct State {
     pub(crate) certificates: InUse,
     /// The process ends.
     leaving: AtomicBool,
-    /// Objects with an address that another object had.
+    /// Addresses that several objects had at the start, and objects that came with an address of another one since.
     pub(crate) duplicates: AtomicU64,
+    /// Those of the start are counted.
+    counted: AtomicBool,
     /// Given addresses that were decided without the replica that has their block, as that did not answer.
     pub(crate) unanswered: AtomicU64,
     /// Reviews that were answered.
@@ -100,6 +102,7 @@ impl State {
             certificates: InUse::default(),
             leaving: AtomicBool::new(false),
             duplicates: AtomicU64::new(0),
+            counted: AtomicBool::new(false),
             unanswered: AtomicU64::new(0),
             reviews: AtomicU64::new(0),
         }
@@ -159,6 +162,14 @@ impl State {
     /// Whether others are to come here.
     pub(crate) fn is_open(&self) -> bool {
         self.is_ready() && !self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Counts the addresses that several objects have, once, as soon as all objects are known.
+    pub(crate) fn count_shared(&self) {
+        let known = self.lock();
+        if known.loaded.iter().all(|loaded| *loaded) && !self.counted.swap(true, Ordering::Relaxed) {
+            self.duplicates.fetch_add(known.pool.shared() as u64, Ordering::Relaxed);
+        }
     }
 
     /// Counts a review, and the duplicates it brought.

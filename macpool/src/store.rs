@@ -1,14 +1,14 @@
 //! Writes to the cluster: the shared object of blocks, the Secret of certificates, the webhook's caBundle. Each by
 //! compare-and-swap: of two replicas one writes, the other reads.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use cluster::follow::{News, follow};
-use cluster::{Client, JsonPatch, Key, Scope};
+use cluster::{Client, Key, Scope};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use serve::authority::Step;
@@ -23,16 +23,38 @@ use crate::tls::{InUse, Material};
 
 /// How often it is looked whether something is due.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// After how long without the right to write the object of blocks this process takes itself for the only replica, and how
+/// often it looks whether it has got it.
+const FORBIDDEN: Duration = Duration::from_secs(10);
 /// Key of the object of blocks.
 const BOOK: &str = "blocks.json";
 /// Key of the Secret's state.
 const STORE: &str = "store.json";
 
+/// Where the blocks are written.
+#[derive(Debug)]
+enum Shelf {
+    /// The ConfigMap that all replicas share.
+    Shared,
+    /// This process: the account may not write the ConfigMap, as that of upstream's manifests, which run one replica.
+    Own(Option<Value>),
+}
+
+/// The object of blocks.
+#[derive(Debug)]
+pub(crate) struct Blocks<'a> {
+    client: &'a Client,
+    config: &'a Config,
+    state: &'a State,
+    shelf: Mutex<Shelf>,
+}
+
 /// Keeps our blocks until another process has taken them.
 ///
 /// # Errors
 /// [`Kind::Taken`] then.
-pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>) -> Result<()> {
+pub(crate) async fn blocks(client: &Client, config: &Config, state: &State) -> Result<()> {
+    let blocks = Blocks { client, config, state, shelf: Mutex::new(Shelf::Shared) };
     let scope = config.scope(BLOCKS_MAP);
     // An event may be older than our last write: the object is read again for our own line.
     let doubted = AtomicBool::new(false);
@@ -46,14 +68,51 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
             doubted.store(true, Ordering::Relaxed);
         }
     });
-    let kept = async {
+    let shared = async {
+        let never = tokio::select! {
+            never = followed => never,
+            error = blocks.keep(&doubted) => return error,
+        };
+        match never {}
+    };
+    let error = shared.await;
+    if error.kind() != Kind::Forbidden {
+        return Err(error);
+    }
+    tracing::warn!(
+        error = error.chain(),
+        "the account may not write the ConfigMap {BLOCKS_MAP}: this process takes itself for the only replica; apply the \
+         manifest of this release to run two"
+    );
+    *blocks.shelf() = Shelf::Own(None);
+    tokio::select! {
+        error = blocks.keep(&doubted) => Err(error),
+        error = blocks.allowed() => Err(error),
+    }
+}
+
+impl Blocks<'_> {
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what is due, until that ends for good: another process has our blocks, or the account may not write.
+    async fn keep(&self, doubted: &AtomicBool) -> Error {
+        let mut forbidden = None;
         loop {
             let doubt = doubted.swap(false, Ordering::Relaxed);
-            match synchronize(client, config, state, doubt).await {
+            match self.synchronize(doubt).await {
                 // Another replica wrote first.
                 Ok(false) => continue,
-                Ok(true) => {}
+                Ok(true) => forbidden = None,
                 Err(error) if error.kind() == Kind::Taken => return error,
+                // The roles may be made a moment after this process.
+                Err(error)
+                    if error.kind() == Kind::Forbidden
+                        && forbidden.get_or_insert_with(Instant::now).elapsed() >= FORBIDDEN =>
+                {
+                    return error;
+                }
                 Err(error) => {
                     tracing::warn!(
                         error = error.chain(),
@@ -61,14 +120,119 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
                     );
                 }
             }
-            let now = state.now();
-            state.lock().expire(now);
+            let now = self.state.now();
+            self.state.lock().expire(now);
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-    };
-    tokio::select! {
-        never = followed => match never {},
-        error = kept => Err(error),
+    }
+
+    /// Waits until the account may read the ConfigMap. A replica that had it for itself ends then, and starts with it.
+    async fn allowed(&self) -> Error {
+        loop {
+            tokio::time::sleep(FORBIDDEN).await;
+            let metadata = json!({"name": BLOCKS_MAP, "labels": self.config.labels});
+            let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+            let namespace = &self.config.namespace;
+            let made = self.client.create::<IgnoredAny>(MAPS, namespace, &object).await.map_err(Error::from);
+            if made.is_ok() || made.is_err_and(|error| error.kind() == Kind::Taken) {
+                let text = "the account may write the ConfigMap of blocks now: this replica starts again to share them";
+                return Error::new(Kind::Taken, text);
+            }
+        }
+    }
+
+    /// Reads the object, and gives nothing more out of blocks that are not ours by it. One that is gone or cannot be read is
+    /// written again next, if we know its content.
+    async fn read(&self) -> Result<Option<Value>> {
+        let state = self.state;
+        let own = match &*self.shelf() {
+            Shelf::Shared => None,
+            Shelf::Own(object) => Some(object.clone()),
+        };
+        let object = match own {
+            Some(object) => object,
+            None => self.client.find::<Value>(MAPS, &self.config.key(BLOCKS_MAP)).await?,
+        };
+        let now = state.now();
+        let heard = match &object {
+            Some(object) => observe(state, object),
+            None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks was deleted")),
+        };
+        let mut known = state.lock();
+        match heard {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
+                tracing::warn!(
+                    error = error.chain(),
+                    "the ConfigMap of blocks is invalid; writing it again as last known"
+                );
+                known.ledger.lose(now);
+            }
+            Err(error) if error.kind() == Kind::Invalid && object_is_blank(object.as_ref()) => {
+                known.ledger.read(Book::default(), now)?;
+            }
+            Err(error) => return Err(error),
+        }
+        known.keep_blocks_of_ledger(now + SETTLE);
+        Ok(object)
+    }
+
+    /// Writes the object over the one that was read.
+    async fn write(&self, over: Option<&Value>, book: &Book) -> Result<()> {
+        let data = json!({BOOK: book.text()});
+        if let Shelf::Own(object) = &mut *self.shelf() {
+            *object = Some(json!({"data": data}));
+            return Ok(());
+        }
+        let (client, config) = (self.client, self.config);
+        let IgnoredAny = match over {
+            None => {
+                let metadata = json!({"name": BLOCKS_MAP, "labels": config.labels});
+                let object =
+                    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+                client.create(MAPS, &config.namespace, &object).await?
+            }
+            Some(over) => {
+                let mut object = owned_by_others(over);
+                object["data"] = data;
+                client.replace(MAPS, &config.key(BLOCKS_MAP), &object).await?
+            }
+        };
+        Ok(())
+    }
+
+    /// Writes what is due, or reads again; returns whether that is all. [`Kind::Taken`]: another process has our blocks.
+    async fn synchronize(&self, doubt: bool) -> Result<bool> {
+        let state = self.state;
+        if !doubt && plan(&state.lock(), state.now()).is_none() {
+            return Ok(true);
+        }
+        let (began, clock) = (state.now(), SystemTime::now());
+        let object = self.read().await?;
+        let turn = {
+            let mut known = state.lock();
+            let Some(mut turn) = plan(&known, began) else { return Ok(true) };
+            // Nothing is given out of them from now on. When they are not written off in the end, the next reading gives them
+            // back to us.
+            let returned = known.spare_blocks(began);
+            known.pool.retain_blocks(|block| returned.binary_search(&block).is_err());
+            turn.give_back(&known.ledger.me().name, &returned);
+            turn
+        };
+        match self.write(object.as_ref(), &turn.book).await {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::Taken => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let now = state.now();
+        let mut known = state.lock();
+        known.wrote(&turn, began, clock);
+        for (runs, from) in [(&turn.fresh, now), (&turn.settling, now + SETTLE)] {
+            for (first, count) in runs {
+                (*first..first + count).for_each(|block| known.pool.add_block(block, from));
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -77,11 +241,14 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
 /// # Errors
 /// When it cannot be read or written: others find out by themselves.
 pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Result<()> {
+    let blocks = Blocks { client, config, state, shelf: Mutex::new(Shelf::Shared) };
     loop {
-        let Some(object) = read(client, config, state).await? else { return Ok(()) };
+        let Some(object) = blocks.read().await? else { return Ok(()) };
         let Some(book) = state.lock().ledger.leave() else { return Ok(()) };
-        match write(client, config, Some(&object), &book).await {
+        match blocks.write(Some(&object), &book).await {
             Err(error) if error.kind() == Kind::Taken => {}
+            // There is no such object.
+            Err(error) if error.kind() == Kind::Forbidden => return Ok(()),
             written => return written,
         }
     }
@@ -101,55 +268,9 @@ fn plan(known: &Known, now: Duration) -> Option<BookChange> {
     known.ledger.next_change(known.pool.range(), known.pool.free(now), place, now)
 }
 
-/// Reads the object, and gives nothing more out of blocks that are not ours by it. One that is gone or cannot be read is
-/// written again next, if we know its content.
-async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<Value>> {
-    let object = client.find::<Value>(MAPS, &config.key(BLOCKS_MAP)).await?;
-    let now = state.now();
-    let heard = match &object {
-        Some(object) => observe(state, object),
-        None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks was deleted")),
-    };
-    let mut known = state.lock();
-    match heard {
-        Ok(()) => {}
-        Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
-            tracing::warn!(
-                error = error.chain(),
-                "the ConfigMap of blocks is invalid; writing it again as last known"
-            );
-            known.ledger.lose(now);
-        }
-        Err(error) if error.kind() == Kind::Invalid && object_is_blank(object.as_ref()) => {
-            known.ledger.read(Book::default(), now)?;
-        }
-        Err(error) => return Err(error),
-    }
-    known.keep_blocks_of_ledger(now + SETTLE);
-    Ok(object)
-}
-
 /// Whether there is no object, or one without a word of ours.
 fn object_is_blank(object: Option<&Value>) -> bool {
     object.is_none_or(|object| object.pointer(&format!("/data/{BOOK}")).is_none())
-}
-
-/// Writes the object over the one that was read.
-async fn write(client: &Client, config: &Config, over: Option<&Value>, book: &Book) -> Result<()> {
-    let data = json!({BOOK: book.text()});
-    let IgnoredAny = match over {
-        None => {
-            let metadata = json!({"name": BLOCKS_MAP, "labels": config.labels});
-            let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-            client.create(MAPS, &config.namespace, &object).await?
-        }
-        Some(over) => {
-            let mut object = owned_by_others(over);
-            object["data"] = data;
-            client.replace(MAPS, &config.key(BLOCKS_MAP), &object).await?
-        }
-    };
-    Ok(())
 }
 
 /// An object to be written over the one that was read: with the metadata that others gave it.
@@ -159,39 +280,6 @@ fn owned_by_others(read: &Value) -> Value {
         metadata.remove("managedFields");
     }
     object
-}
-
-/// Writes what is due, or reads again; returns whether that is all. [`Kind::Taken`]: another process has our blocks.
-async fn synchronize(client: &Client, config: &Config, state: &State, doubt: bool) -> Result<bool> {
-    if !doubt && plan(&state.lock(), state.now()).is_none() {
-        return Ok(true);
-    }
-    let (began, clock) = (state.now(), SystemTime::now());
-    let object = read(client, config, state).await?;
-    let turn = {
-        let mut known = state.lock();
-        let Some(mut turn) = plan(&known, began) else { return Ok(true) };
-        // Nothing is given out of them from now on. When they are not written off in the end, the next reading gives them
-        // back to us.
-        let returned = known.spare_blocks(began);
-        known.pool.retain_blocks(|block| returned.binary_search(&block).is_err());
-        turn.give_back(&known.ledger.me().name, &returned);
-        turn
-    };
-    match write(client, config, object.as_ref(), &turn.book).await {
-        Ok(()) => {}
-        Err(error) if error.kind() == Kind::Taken => return Ok(false),
-        Err(error) => return Err(error),
-    }
-    let now = state.now();
-    let mut known = state.lock();
-    known.wrote(&turn, began, clock);
-    for (runs, from) in [(&turn.fresh, now), (&turn.settling, now + SETTLE)] {
-        for (first, count) in runs {
-            (*first..first + count).for_each(|block| known.pool.add_block(block, from));
-        }
-    }
-    Ok(true)
 }
 
 /// One object, as it was heard of last.
@@ -260,12 +348,18 @@ async fn certify(
         Some(store) => {
             if !store.authorities.is_empty()
                 && let Some(configuration) = &configuration.object
-                && let patch = publication(configuration, &BASE64.encode(store.bundle()))
-                && !patch.is_empty()
+                && let Some(published) = publication(configuration, &BASE64.encode(store.bundle()))
             {
-                // The next step waits for the event of this change.
-                let IgnoredAny = client.json_patch(WEBHOOKS, &Key::cluster(CONFIGURATION), &patch).await?;
-                return Ok(());
+                // The next step waits for the event of this change; so does another try, if somebody was faster.
+                let key = Key::cluster(CONFIGURATION);
+                return match client
+                    .replace::<IgnoredAny>(WEBHOOKS, &key, &published)
+                    .await
+                    .map_err(Error::from)
+                {
+                    Err(error) if error.kind() != Kind::Taken => Err(error),
+                    Ok(IgnoredAny) | Err(_) => Ok(()),
+                };
             }
             let step = store.plan(config.intervals, since);
             (store, step)
@@ -356,15 +450,19 @@ async fn write_secret(client: &Client, config: &Config, over: Option<&Value>, st
     Ok(())
 }
 
-/// The change that makes the API server trust this bundle.
-fn publication(configuration: &Value, bundle: &str) -> JsonPatch {
-    let webhooks = configuration.get("webhooks").and_then(Value::as_array).into_iter().flatten().enumerate();
-    let ours = webhooks.filter(|(_, webhook)| HOOKS.iter().any(|hook| webhook["name"] == *hook));
-    let stale = ours.filter(|(_, webhook)| webhook["clientConfig"]["caBundle"] != bundle);
-    stale.fold(JsonPatch::new(), |patch, (index, webhook)| {
-        let patch = patch.test(format!("/webhooks/{index}/name"), &webhook["name"]);
-        patch.add(format!("/webhooks/{index}/clientConfig/caBundle"), bundle)
-    })
+/// The configuration with which the API server trusts this bundle; `None` when it does already. It is written as a whole:
+/// upstream's role allows no patch.
+fn publication(configuration: &Value, bundle: &str) -> Option<Value> {
+    let mut published = owned_by_others(configuration);
+    let webhooks = published.get_mut("webhooks").and_then(Value::as_array_mut).into_iter().flatten();
+    let ours = webhooks.filter(|webhook| HOOKS.iter().any(|hook| webhook["name"] == *hook));
+    let mut stale = ours.filter(|webhook| webhook["clientConfig"]["caBundle"] != bundle).peekable();
+    stale.peek()?;
+    stale.for_each(|webhook| webhook["clientConfig"]["caBundle"] = bundle.into());
+    // An object of a watch has them, one of a listing has not.
+    published["apiVersion"] = "admissionregistration.k8s.io/v1".into();
+    published["kind"] = "MutatingWebhookConfiguration".into();
+    Some(published)
 }
 
 /// Random bytes of the system.
@@ -387,17 +485,13 @@ mod tests {
             {"name": HOOKS[1], "clientConfig": {"service": {"name": "s"}}},
             {"name": HOOKS[0], "clientConfig": {"caBundle": "old"}},
         ]});
-        let patch = publication(&configuration, "new");
-        let paths: Vec<&str> = patch.operations().iter().filter_map(|one| one["path"].as_str()).collect();
-        let expected = [
-            "/webhooks/1/name",
-            "/webhooks/1/clientConfig/caBundle",
-            "/webhooks/2/name",
-            "/webhooks/2/clientConfig/caBundle",
-        ];
-        assert_eq!(paths, expected);
+        let published = publication(&configuration, "new").unwrap();
+        let webhooks = published["webhooks"].as_array().unwrap();
+        let bundles: Vec<&Value> = webhooks.iter().map(|one| &one["clientConfig"]["caBundle"]).collect();
+        assert_eq!(bundles, [&Value::Null, &"new".into(), &"new".into()]);
+        assert_eq!(webhooks[1]["clientConfig"]["service"]["name"], "s");
         let configuration = json!({"webhooks": [{"name": HOOKS[0], "clientConfig": {"caBundle": "new"}}]});
-        assert!(publication(&configuration, "new").is_empty());
-        assert!(publication(&json!({"webhooks": "none"}), "new").is_empty());
+        assert_eq!(publication(&configuration, "new"), None);
+        assert_eq!(publication(&json!({"webhooks": "none"}), "new"), None);
     }
 }

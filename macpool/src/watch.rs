@@ -1,6 +1,6 @@
 //! Watches: machines, instances, pods, namespaces, the webhook's configuration, the range.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::config::{
 };
 use crate::partial_object::PartialObject;
 use crate::state::{Part, State};
-use api::net::Range;
 use api::net::pool::{Owner, View};
+use api::net::{Mac, Range};
 
 /// Interval of checks for collisions.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -41,6 +41,7 @@ pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
     let never = tokio::select! {
         never = follow::<Value>(client, NAMESPACES, &all, |news| {
             state.lock().hear_of_namespaces(news, state.now());
+            state.count_shared();
         }) => never,
         never = follow::<Value>(client, WEBHOOKS, &of_webhook, |news| {
             if let News::Present(_, object) = news {
@@ -86,6 +87,8 @@ async fn follow_objects(client: Client, state: Arc<State>, resource: Resource, v
                 known.running.end_listing(view);
             }
             known.set_loaded(part, state.now());
+            drop(known);
+            state.count_shared();
         }
         News::Lost(_) => state.lock().set_lost(part),
         News::Watching => state.lock().set_watched(part, state.now()),
@@ -119,41 +122,48 @@ fn range(state: &State, map: &Value) {
     }
 }
 
-/// Writes an event for each running object with another's address, once for each address, as long as it runs; and one for this
-/// replica's pod about an invalid range.
+/// Writes an event for each running object with another's address, once for each object that joins, as long as it runs; and
+/// one for this replica's pod about an invalid range.
 pub(crate) async fn report_collisions(client: &Client, config: &Config, state: &State) {
-    let mut told = HashSet::new();
+    // The uids of those who shared an address with an object when it was last told so.
+    let mut told: HashMap<(Mac, Box<str>), HashSet<Box<str>>> = HashMap::new();
     loop {
         tokio::time::sleep(PAUSE).await;
         report_range_problem(client, config, state).await;
         let collisions = state.lock().collisions();
-        let mut now = HashSet::new();
+        let mut now = HashMap::new();
         // Where one event cannot be written (such as in a namespace that ends), others cannot either.
         let mut failing: HashSet<Box<str>> = HashSet::new();
         for collision in collisions {
-            for (place, (owner, _)) in collision.between.iter().enumerate() {
-                let name = event_name(&collision, place);
-                if !told.contains(&name) {
-                    if now.len() >= TOLD_MAX || failing.contains(&owner.namespace) {
-                        continue;
-                    }
-                    if !report_collision(client, &collision, place, &name).await {
-                        failing.insert(owner.namespace.clone());
-                        continue;
-                    }
+            let members: HashSet<Box<str>> = collision.between.iter().map(|(_, uid)| uid.clone()).collect();
+            for (place, (owner, uid)) in collision.between.iter().enumerate() {
+                let who = (collision.mac, uid.clone());
+                let known = told.remove(&who).filter(|known| members.is_subset(known));
+                if let Some(known) = known {
+                    now.insert(who, known);
+                    continue;
                 }
-                now.insert(name);
+                if now.len() >= TOLD_MAX || failing.contains(&owner.namespace) {
+                    continue;
+                }
+                if !report_collision(client, &collision, place, &event_name(&collision, place)).await {
+                    failing.insert(owner.namespace.clone());
+                    continue;
+                }
+                now.insert(who, members.clone());
             }
         }
         told = now;
     }
 }
 
-/// The event's name: the same from each replica, so that one of them writes it.
+/// The event's name: the same from each replica, so that one of them writes it; another one when an object joins.
 fn event_name(collision: &Collision, place: usize) -> String {
     let mut hasher = std::hash::DefaultHasher::new();
-    let Some((owner, uid)) = collision.between.get(place) else { return String::new() };
-    (collision.mac, &owner.namespace, &owner.name, uid).hash(&mut hasher);
+    (collision.mac, place).hash(&mut hasher);
+    for (owner, uid) in &collision.between {
+        (&owner.namespace, &owner.name, uid).hash(&mut hasher);
+    }
     format!("kubemacpool-{:016x}", hasher.finish())
 }
 

@@ -336,7 +336,7 @@ fn macpool() -> Vec<Value> {
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations"],
             &["kubemacpool-mutator"],
-            &["list", "watch", "patch"],
+            &["list", "watch", "update"],
         ),
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),

@@ -189,3 +189,66 @@ fn without_kubevirt(place: &Place, replica: &Replica) {
     make();
     until("both have seen it", || [replica, &late].iter().all(|one| held(one) == Some(1)).then_some(()));
 }
+
+/// Rights as those of upstream's manifests: no patch of webhooks, and no ConfigMap of its own. Upstream runs one replica.
+fn rights_of_upstream(place: &Place, role: &str) {
+    let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
+    let read = ["get", "list", "watch"];
+    let cluster = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "kubemacpool-manager-role"},
+        "rules": [
+            rule("admissionregistration.k8s.io", &["mutatingwebhookconfigurations"],
+                &["get", "list", "watch", "update"]),
+            rule("", &["secrets"], &["get", "list", "watch", "create", "update"]),
+            rule("", &["configmaps"], &read),
+            rule("", &["events"], &["get", "list", "create", "update"]),
+            rule("", &["pods", "namespaces"], &read),
+            rule("kubevirt.io", &["virtualmachines", "virtualmachineinstances"], &read),
+            rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+            rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+        ],
+    });
+    place.kubectl(&["-n", NAMESPACE, "delete", role]);
+    place.apply(&cluster.to_string());
+}
+
+#[test]
+fn the_rights_of_upstreams_manifests_are_enough_for_one_replica() {
+    let place = Place::new(RANGE.0, RANGE.1);
+    rights_of_upstream(&place, "role/kubemacpool-manager-role");
+    let bundle = || {
+        let found = place.get("default", "mutatingwebhookconfiguration/kubemacpool-mutator");
+        found["webhooks"][0]["clientConfig"]["caBundle"].as_str().map(str::to_owned)
+    };
+    assert_eq!(bundle(), None);
+    // Two machines have one address before the pool comes.
+    let fixed = json!([{"name": "a", "bridge": {}, "macAddress": "02:00:00:00:10:01"}]);
+    place.kubectl(&["delete", "mutatingwebhookconfiguration", "kubemacpool-mutator"]);
+    ["first", "second"].into_iter().for_each(|name| place.apply(&machine(name, &fixed).to_string()));
+    place.apply(&manifests(RANGE.0, RANGE.1));
+    rights_of_upstream(&place, "role/kubemacpool-manager-role");
+    let replica = place.replica(0, &[]);
+    assert!(bundle().is_some() && place.log(0).contains("takes itself for the only replica"));
+    assert_eq!(place.get(NAMESPACE, BOOK), Value::Null);
+    assert_eq!(replica.metric("kubevirt_kmp_duplicate_macs"), Some(1));
+    place.reject();
+    until("duplicates are refused", || {
+        let answer = replica.post(&review("third", Some("02:00:00:00:10:01")));
+        let text = answer["response"]["status"]["message"].as_str()?.to_owned();
+        text.contains("duplicate MAC address 02:00:00:00:10:01").then_some(())
+    });
+    let given = given_by(&replica.post(&review("fourth", None))).unwrap();
+    // Another process of the same name: what was given before is not given again while its object is there.
+    let kept = machine("kept", &json!([{"name": "a", "bridge": {}, "macAddress": given}]));
+    place.apply(&kept.to_string());
+    replica.kill();
+    let replica = place.replica(0, &[]);
+    for number in 0..50 {
+        let mac = given_by(&replica.post(&review(&format!("later-{number}"), None))).unwrap();
+        assert_ne!(mac, given);
+    }
+    // With the rights of this release it starts again, and shares.
+    place.apply(&manifests(RANGE.0, RANGE.1));
+    until("it ends to share", || place.log(0).contains("starts again to share").then_some(()));
+}

@@ -224,17 +224,23 @@ fn collisions(place: &Place, replica: &Replica) {
     assert_eq!(replica.metric(metric), None);
     run("default", "right");
     until("the collision is counted", || (replica.metric(metric) == Some(2)).then_some(()));
-    for name in ["left", "right"] {
+    let told = |name: &str, expected: &str| {
         let selector =
             format!("--field-selector=involvedObject.name={name},reason=MACCollision,type=Warning");
-        let message = until("the collision is told", || {
+        until(&format!("{name}'s collision is told"), || {
             let events = place.kubectl(&["-n", "default", "get", "events", &selector, "-o", "json"]);
             let events: Value = serde_json::from_str(&events).unwrap();
-            events["items"][0]["message"].as_str().map(str::to_owned)
+            events["items"].as_array()?.iter().any(|event| event["message"] == expected).then_some(())
         });
-        let expected = "MAC 0a:00:00:00:00:99: Collision between vmi/default/left, vmi/default/right";
-        assert_eq!(message, expected);
-    }
+    };
+    let pair = "MAC 0a:00:00:00:00:99: Collision between vmi/default/left, vmi/default/right";
+    ["left", "right"].into_iter().for_each(|name| told(name, pair));
+    // A third one is news for each of them.
+    run("default", "third");
+    let three = format!("{pair}, vmi/default/third");
+    ["left", "right", "third"].into_iter().for_each(|name| told(name, &three));
+    place.kubectl(&["-n", "default", "delete", "vmi", "third"]);
+    until("the third has left", || (replica.metric(metric) == Some(2)).then_some(()));
     let of_containers = replica.metric("kmp_mac_collisions{mac=\"02:42:00:00:00:01\"}");
     assert_eq!(of_containers, None, "what guests have inside is nobody's affair");
     place.kubectl(&["-n", "default", "delete", "vmi", "left"]);

@@ -277,6 +277,16 @@ impl Pool {
         self.holders.get(&mac).into_iter().flatten().map(AsRef::as_ref)
     }
 
+    /// How many addresses have several owners that are not of one family.
+    pub fn shared(&self) -> usize {
+        let shared = |holders: &&Vec<Arc<Owner>>| {
+            holders
+                .split_first()
+                .is_some_and(|(first, others)| others.iter().any(|one| !one.is_family(first)))
+        };
+        self.holders.values().filter(shared).count()
+    }
+
     /// Whether an object holds anything, or is a machine that is there.
     pub fn knows(&self, owner: &Owner) -> bool {
         self.objects.contains_key(owner)

@@ -9,6 +9,8 @@
 //!
 //! Not here: whether the machine or the cluster can do it.
 
+#[cfg(test)]
+mod effects;
 mod report;
 mod rules;
 

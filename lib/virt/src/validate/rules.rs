@@ -185,7 +185,7 @@ fn guest(
 }
 
 /// Made for a guest whatever it needs.
-fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
+pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
     let block =
         |name: &str| spec.domain.devices.disks.iter().any(|disk| disk.name == name && disk.lun.is_some());
     let volumes = spec.volumes.iter().filter(|volume| resolve::is_storage(volume)).map(|volume| {

@@ -281,3 +281,64 @@ fn fields_that_are_not_followed_are_refused_by_path() {
         assert!(error.to_string().starts_with(path), "{error}");
     }
 }
+
+/// Fields that have no effect in the guest's launch document: they change its pod.
+#[test]
+fn fields_of_the_pod_change_it() {
+    let volume = |volume: Value| {
+        json!([{"name": "v"}]).as_array().map(|list| {
+            let mut one = list[0].clone();
+            one.as_object_mut().unwrap().extend(volume.as_object().unwrap().clone());
+            json!([one])
+        })
+    };
+    let claim =
+        |name: &str, more: &str| volume(json!({"persistentVolumeClaim": {"claimName": name, more: true}}));
+    let disk = |name: &str, more: &str| volume(json!({"dataVolume": {"name": name, more: true}}));
+    let image = |image: Value| volume(json!({"containerDisk": image}));
+    let overlay = |name: &str, more: &str| {
+        volume(json!({"ephemeral": {"persistentVolumeClaim": {"claimName": name, more: true}}}))
+    };
+    let field = |name: &'static str, value: Value| (name, None, Some(value));
+    let term = json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}]});
+    let changes = [
+        ("volumes", image(json!({"image": "a"})), image(json!({"image": "b"}))),
+        ("volumes", image(json!({"image": "a"})), image(json!({"image": "a", "imagePullPolicy": "Never"}))),
+        ("volumes", image(json!({"image": "a"})), image(json!({"image": "a", "imagePullSecret": "s"}))),
+        ("volumes", claim("a", "x"), claim("b", "x")),
+        ("volumes", claim("a", "x"), claim("a", "hotpluggable")),
+        ("volumes", disk("a", "x"), disk("b", "x")),
+        ("volumes", disk("a", "x"), disk("a", "hotpluggable")),
+        ("volumes", overlay("a", "x"), overlay("b", "x")),
+        ("volumes", overlay("a", "x"), overlay("a", "readOnly")),
+        ("volumes", None, volume(json!({"serviceAccount": {"serviceAccountName": "a"}}))),
+        field(
+            "affinity",
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [term]}}}),
+        ),
+        field("dnsConfig", json!({"nameservers": ["10.0.0.1"]})),
+        field("dnsPolicy", json!("Default")),
+        field("livenessProbe", json!({"guestAgentPing": {}})),
+        field("readinessProbe", json!({"guestAgentPing": {}})),
+        field("nodeSelector", json!({"a": "b"})),
+        field("priorityClassName", json!("high")),
+        field("schedulerName", json!("other")),
+        field("subdomain", json!("sub")),
+        field("tolerations", json!([{"key": "a", "operator": "Exists"}])),
+        field(
+            "topologySpreadConstraints",
+            json!([{"maxSkew": 1, "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}]),
+        ),
+    ];
+    for (name, before, after) in changes {
+        let of = |value: &Option<Value>| {
+            let mut spec = json!({"domain": memory("1Gi")});
+            if let Some(value) = value {
+                spec[name] = value.clone();
+            }
+            pod(&instance(&spec), &settings(), Purpose::Guest, &FACTS).unwrap()
+        };
+        assert_ne!(of(&before), of(&after), "{name}: {before:?} and {after:?} are one");
+    }
+}
