@@ -108,7 +108,7 @@ async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<
     let now = state.now();
     let heard = match &object {
         Some(object) => observe(state, object),
-        None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks was deleted")),
+        None => Err(Error::new(Kind::Invalid, format!("the ConfigMap {BLOCKS_MAP} was deleted"))),
     };
     let mut known = state.lock();
     match heard {
@@ -116,7 +116,7 @@ async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<
         Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
             tracing::warn!(
                 error = error.chain(),
-                "the ConfigMap of blocks is invalid; writing it again as last known"
+                "the ConfigMap {BLOCKS_MAP} is invalid; writing it again as last known"
             );
             known.ledger.lose(now);
         }
