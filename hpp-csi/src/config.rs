@@ -265,7 +265,7 @@ pub(crate) fn check_disjoint(pools: &[PoolConfig]) -> Result<()> {
                 }
                 if ours.starts_with(theirs) || theirs.starts_with(ours) {
                     return Err(invalid(format!(
-                        "pools {name} and {}: {} and {} lie in each other",
+                        "pools {name} and {}: one path of {} and {} contains the other",
                         other.name,
                         ours.display(),
                         theirs.display()

@@ -98,15 +98,16 @@ impl Loop {
             return Ok(());
         }
         let device = self.held()?.ok_or_else(|| gone(self.number))?;
-        sys::loop_keep(device.as_fd())
-            .map_err(|error| Error::io(format!("keep {}", self.path().display()), error))
+        sys::loop_keep(device.as_fd()).map_err(|error| {
+            Error::io(format!("cancel the pending detach of {}", self.path().display()), error)
+        })
     }
 
     /// The device, open. `None` when it has another file by now, or none.
     fn held(self) -> Result<Option<File>> {
         let Some(device) = open(self.number)? else { return Ok(None) };
         let state = sys::loop_state(device.as_fd())
-            .map_err(|error| Error::io(format!("ask {}", self.path().display()), error))?;
+            .map_err(|error| Error::io(format!("read the state of {}", self.path().display()), error))?;
         Ok(state.filter(|state| state.file() == self.file).map(|_| device))
     }
 }
@@ -333,7 +334,7 @@ fn state(number: u32) -> Result<Option<LoopState>> {
     }
     match asked {
         Err(error) if stopped(&error) => Ok(None),
-        result => result.map_err(|error| Error::io(format!("ask /dev/loop{number}"), error)),
+        result => result.map_err(|error| Error::io(format!("read the state of /dev/loop{number}"), error)),
     }
 }
 

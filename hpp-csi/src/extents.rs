@@ -77,7 +77,7 @@ impl Iterator for Extents {
                     self.found = found.into_iter();
                     self.next = next;
                 }
-                Err(error) => return Some(Err(Error::io("ask where a snapshot's data is", error))),
+                Err(error) => return Some(Err(Error::io("read where a snapshot's data is", error))),
             }
         }
     }

@@ -88,7 +88,8 @@ impl GroupController for GroupService {
     ) -> Answer<GetVolumeGroupSnapshotResponse> {
         let request = request.into_inner();
         let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? else {
-            return Err(Error::new(Kind::NotFound, "there is no group snapshot of such a name").into());
+            let text = format!("there is no group snapshot {:?}", request.group_snapshot_id);
+            return Err(Error::new(Kind::NotFound, text).into());
         };
         let group = self
             .lanes

@@ -191,7 +191,9 @@ impl Pool {
                 format!("its filesystem is not mounted at {} yet", path.display()),
             ));
         }
-        let numbers = fstatvfs(&root).map_err(|error| Error::io(format!("ask {}", path.display()), error))?;
+        let numbers = fstatvfs(&root).map_err(|error| {
+            Error::io(format!("read the size and free space of {}", path.display()), error)
+        })?;
         let own = root.dir(OWN)?;
         let mark = Mark::of(&root, own.as_ref(), &numbers)?;
         Ok((root, own, numbers, mark))

@@ -50,7 +50,10 @@ fn inspect(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition>
         match open.enforce() {
             Some(Enforce::Quota) if volume.record.as_ref().is_some_and(|record| record.project.is_some()) => {
             }
-            None => wrong.push("quota is wanted and not enforced by the filesystem".to_owned()),
+            None => wrong.push(format!(
+                "pool {pool}: the filesystem does not enforce project quota: mount it with prjquota, or set \"enforce\": \
+                 \"loop\""
+            )),
             Some(_) => notes.push("its capacity is not enforced".to_owned()),
         }
     }

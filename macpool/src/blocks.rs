@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::BLOCKS_MAP;
 use crate::error::{Error, Kind, Result};
 use api::net::Range;
 use api::net::pool::{BLOCK_BITS, Block, bounds};
@@ -77,7 +78,7 @@ impl Book {
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |why: String| {
             let message = format!(
-                "the ConfigMap of blocks cannot be read ({why}); delete it, and macpool writes it again"
+                "the ConfigMap {BLOCKS_MAP} cannot be read ({why}); delete it, and macpool writes it again"
             );
             Error::new(Kind::Invalid, message)
         };

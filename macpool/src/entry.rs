@@ -165,7 +165,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     };
     ended?;
     match tokio::time::timeout(SHUTDOWN_GRACE, store::leave(&client, &config, &state)).await {
-        Ok(Ok(())) => tracing::info!("others may have our blocks"),
+        Ok(Ok(())) => tracing::info!("address blocks released"),
         Ok(Err(error)) => tracing::warn!(
             error = error.chain(),
             "cannot release the address blocks; peers take them over when the lease expires"

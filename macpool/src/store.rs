@@ -135,7 +135,7 @@ impl Blocks<'_> {
             let namespace = &self.config.namespace;
             let made = self.client.create::<IgnoredAny>(MAPS, namespace, &object).await.map_err(Error::from);
             if made.is_ok() || made.is_err_and(|error| error.kind() == Kind::Taken) {
-                let text = "the account may write the ConfigMap of blocks now: this replica starts again to share them";
+                let text = "the account may write the ConfigMap kubemacpool-blocks now: this replica starts again to share it";
                 return Error::new(Kind::Taken, text);
             }
         }
@@ -156,7 +156,7 @@ impl Blocks<'_> {
         let now = state.now();
         let heard = match &object {
             Some(object) => observe(state, object),
-            None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks was deleted")),
+            None => Err(Error::new(Kind::Invalid, format!("the ConfigMap {BLOCKS_MAP} was deleted"))),
         };
         let mut known = state.lock();
         match heard {
@@ -164,7 +164,7 @@ impl Blocks<'_> {
             Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
                 tracing::warn!(
                     error = error.chain(),
-                    "the ConfigMap of blocks is invalid; writing it again as last known"
+                    "the ConfigMap {BLOCKS_MAP} is invalid; writing it again as last known"
                 );
                 known.ledger.lose(now);
             }

@@ -347,7 +347,7 @@ pub(crate) enum NodeCommand {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Report the state of every field: error, unknown, unsupported (not built yet), ignored (no meaning on one machine),
+    /// Report the state of every field: error, unknown, unsupported (no effect yet), ignored (no meaning on one machine),
     /// accepted. Changes nothing, and does not inspect the machine.
     Validate {
         /// Files with YAML or JSON documents; - is standard input.

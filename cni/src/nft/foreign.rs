@@ -8,7 +8,7 @@ use link::nft::batch::Table;
 pub(super) fn foreign_rule(table: Table, chain: &str, rule: &Rule, effect: &str) -> Error {
     let (table, handle) = (table.words(), rule.handle);
     Error::mismatch(format!(
-        "a rule of another program may {effect}; \"nft delete rule {table} {chain} handle {handle}\" removes it, after \
-         its owner was changed"
+        "a rule of another program may {effect}; first reconfigure the program that added it, then remove it with \
+         \"nft delete rule {table} {chain} handle {handle}\""
     ))
 }

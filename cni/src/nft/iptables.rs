@@ -82,7 +82,13 @@ pub(super) fn offered() -> Result<(), Error> {
     if std::env::split_paths(&folders).any(|folder| folder.join(family.restore).is_file()) {
         return Ok(());
     }
-    Err(Error::new(Kind::Unsupported, format!("none of the programs {} is in PATH", family.restore)))
+    Err(Error::new(
+        Kind::Unsupported,
+        format!(
+            "{} is not in PATH, which \"ipMasqBackend\": \"iptables\" needs; install iptables or use nftables",
+            family.restore
+        ),
+    ))
 }
 
 /// Masquerades what comes from `addresses`.
@@ -278,7 +284,10 @@ impl Legacy {
             }
         }
         // A container may use them. Chains of a plugin on this node were made by a program of this node.
-        log_error(&format!("{} names rules, and no {} is there to list them", family.names, family.legacy));
+        log_error(&format!(
+            "{} lists a nat table, but {} cannot be run to read it: masquerading rules of removed attachments may stay",
+            family.names, family.legacy
+        ));
         None
     }
 

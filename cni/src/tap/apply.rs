@@ -133,7 +133,9 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
     match config.ipam {
         None => Ok(()),
         Some(_) => {
-            Err(Error::new(Kind::Unsupported, "\"ipam\" of a tap device: its address is the guest's to set"))
+            let text =
+                "\"ipam\" is not supported for a tap device: the guest sets its address; remove \"ipam\"";
+            Err(Error::new(Kind::Unsupported, text))
         }
     }
 }

@@ -120,7 +120,7 @@ impl Defragmenter {
                     self.left.insert(id.clone(), before);
                     tracing::warn!(
                         volume = %id, extents = before,
-                        "the volume's disk stays fragmented: a copy has as many extents, as its holes or the pool's free space are in pieces"
+                        "the volume's disk stays fragmented: a copy would have as many extents, as the file is sparse or the pool's free space is fragmented"
                     );
                 }
                 // A call came first.
@@ -253,7 +253,7 @@ impl Disk {
         let (mut ranges, mut start) = (Vec::new(), Some(0));
         while let Some(from) = start {
             let (found, next) = sys::allocated(self.file.as_fd(), from)
-                .map_err(|error| Error::io("ask where a disk's data is", error))?;
+                .map_err(|error| Error::io("read where a disk's data is", error))?;
             found.into_iter().for_each(|range| add(&mut ranges, range, size));
             start = next;
         }

@@ -209,7 +209,7 @@ fn cut(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result<Vec<
     Err(open.pool.error(
         Kind::Precondition,
         format!(
-            "{} cannot be cut together with the others while they are written to; stop or freeze the writers, \
+            "{} cannot be included in the group snapshot while they are written to; stop or freeze the writers, \
              or use a pool with \"enforce\": \"loop\"",
             busy.join(", ")
         ),

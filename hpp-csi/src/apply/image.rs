@@ -101,7 +101,10 @@ pub(crate) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
     let output = Command::new(program)
         .args(arguments)
         .arg("/proc/self/fd/0")
-        .stdin(file.try_clone().map_err(|error| Error::io("hand on a volume's file", error))?)
+        .stdin(
+            file.try_clone()
+                .map_err(|error| Error::io("duplicate the descriptor of a volume's file", error))?,
+        )
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .output()
@@ -251,8 +254,8 @@ pub(super) fn thaw_left(open: &Open<'_>) -> Result<()> {
 
 /// Grows the filesystem of a mount to its device's size.
 pub(super) fn grow(mount: &Dir, filesystem: Filesystem, size: u64) -> Result<()> {
-    let numbers =
-        rustix::fs::fstatfs(mount).map_err(|error| Error::io("ask the volume's filesystem", error))?;
+    let numbers = rustix::fs::fstatfs(mount)
+        .map_err(|error| Error::io("read the block size of the volume's filesystem", error))?;
     let block = u64::try_from(numbers.f_bsize).unwrap_or(4096).max(512);
     let blocks = size / block;
     let io = |error| Error::io(format!("grow the volume's {}", filesystem.name()), error);

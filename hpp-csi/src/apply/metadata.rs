@@ -43,7 +43,10 @@ impl SnapshotBlocks {
         let (open, snapshot, file) = self.block_snapshot(id)?;
         if base.record.source != snapshot.record.source {
             let of = [&base, &snapshot].map(|one| format!("{} is of {}", one.id, one.record.source));
-            return Err(Error::new(Kind::Invalid, format!("not of one volume: {}", of.join(", "))));
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("the snapshots are of different volumes: {}", of.join(", ")),
+            ));
         }
         if !open.known.sharing {
             return Err(open.pool.error(

@@ -101,10 +101,11 @@ impl Publishing {
             Some(_) | None => AtTarget::Free,
         };
         let others = match request.capability.mode {
-            Mode::One => self.published.others(id, Some(path))?.len(),
-            Mode::ManyNodes | Mode::Many | Mode::ManyReaders => 0,
+            Mode::One => self.published.others(id, Some(path))?,
+            Mode::ManyNodes | Mode::Many | Mode::ManyReaders => Vec::new(),
         };
-        match node::publish(at, read_only, request.capability.mode, others)? {
+        let target = node::Target { id, path: &request.target, others: &others };
+        match node::publish(&target, at, read_only, request.capability.mode)? {
             Publish::AlreadyThere => {}
             Publish::Mount => {
                 fault::step("make the target")?;

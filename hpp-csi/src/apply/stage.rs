@@ -106,7 +106,7 @@ fn mount_at(open: &Open<'_>, volume: &Volume, device: Loop, folder: &Dir, name: 
         Some(place) if place.mounted && place.file.0 == device.device() => Ok(()),
         Some(place) if place.mounted => Err(Error::new(
             Kind::Precondition,
-            format!("something else is mounted at {}", folder.path_of(name).display()),
+            format!("another filesystem is mounted at {}; unmount it", folder.path_of(name).display()),
         )),
         Some(_) | None => {
             let mount = mount(open, volume, device)?;

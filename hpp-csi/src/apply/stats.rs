@@ -58,7 +58,8 @@ pub(crate) fn of(pools: &Pools, published: &Publications, id: &Id, path: &str) -
     let seen =
         rustix::fs::openat(&folder, &name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| Error::io(format!("open {path}"), error))?;
-    let numbers = fstatvfs(&seen).map_err(|error| Error::io(format!("ask {path}"), error))?;
+    let numbers = fstatvfs(&seen)
+        .map_err(|error| Error::io(format!("read the size and free space of {path}"), error))?;
     let bytes = |blocks: u64| blocks.saturating_mul(numbers.f_frsize);
     let whole = [
         bytes(numbers.f_blocks),

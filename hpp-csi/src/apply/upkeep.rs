@@ -57,8 +57,9 @@ fn refill(locks: &Locks, open: &Open<'_>, volume: &Volume, file: &File) -> Resul
     }
     // A call that works on it comes first; the next round is soon enough.
     let Ok(_guard) = locks.lock(Thing::Volume(volume.id.clone())) else { return Ok(()) };
-    fallocate(file, FallocateFlags::KEEP_SIZE, 0, capacity)
-        .map_err(|error| Error::io("allocate again what was discarded", error))?;
+    fallocate(file, FallocateFlags::KEEP_SIZE, 0, capacity).map_err(|error| {
+        Error::io("reallocate the discarded blocks of a thick volume; free space in the pool", error)
+    })?;
     let used = used(file)?;
     if let Some(line) = open.known.book().volumes.get_mut(&volume.id) {
         line.follow(used);
@@ -79,7 +80,8 @@ fn give_back(open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
         return Ok(());
     }
     let Some(root) = image::root_of(device, file)? else { return Ok(()) };
-    let numbers = fstatvfs(&root).map_err(|error| Error::io("ask the volume's filesystem", error))?;
+    let numbers = fstatvfs(&root)
+        .map_err(|error| Error::io("read the size and free space of the volume's filesystem", error))?;
     let inside = numbers.f_blocks.saturating_sub(numbers.f_bfree).saturating_mul(numbers.f_frsize);
     let held = used(file)?.saturating_sub(inside);
     let kept = open.known.book().volumes.get(&volume.id).map_or(0, |line| line.kept);
@@ -91,7 +93,7 @@ fn give_back(open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
         Ok(()) => {}
         // The pool's filesystem makes no holes.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-        Err(error) => return Err(Error::io("give back what the volume's filesystem has freed", error)),
+        Err(error) => return Err(Error::io("trim the volume's filesystem", error)),
     }
     let after = used(file)?;
     if let Some(line) = open.known.book().volumes.get_mut(&volume.id) {

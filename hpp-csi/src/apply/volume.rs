@@ -97,6 +97,7 @@ impl Volumes {
             Some(_) | None => None,
         };
         let wanted = RequestedVolume {
+            id,
             shape,
             range: request.range,
             sector: request.parameters.sector,

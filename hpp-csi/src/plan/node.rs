@@ -1,6 +1,8 @@
 //! Decisions about volumes on the node: what may be staged and published, and what an unpublish lets go. Not here: mounts and
 //! devices themselves.
 
+use std::path::PathBuf;
+
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::record::Shape;
@@ -42,25 +44,41 @@ pub(crate) enum Publish {
     Mount,
 }
 
-/// Decides NodePublishVolume for the access mode `mode` and a volume published at `others` other paths.
+/// The place of a NodePublishVolume request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) id: &'a Id,
+    pub(crate) path: &'a str,
+    /// Other paths at which the volume is published.
+    pub(crate) others: &'a [PathBuf],
+}
+
+/// Decides NodePublishVolume for the access mode `mode`.
 ///
 /// # Errors
 /// [`Kind::Exists`] when it is published there in another way; [`Kind::Precondition`] when something else is mounted
 /// there, or a volume for one is in use.
-pub(crate) fn publish(at: AtTarget, read_only: bool, mode: Mode, others: usize) -> Result<Publish> {
-    match at {
-        AtTarget::Foreign => {
-            Err(Error::new(Kind::Precondition, "something else is mounted at the target path"))
-        }
-        AtTarget::Ours { read_only: is } if is != read_only => Err(Error::new(
-            Kind::Exists,
-            format!("the volume is published there {}", if is { "read-only" } else { "for writing" }),
+pub(crate) fn publish(target: &Target<'_>, at: AtTarget, read_only: bool, mode: Mode) -> Result<Publish> {
+    let Target { id, path, others } = target;
+    match (at, others.first()) {
+        (AtTarget::Foreign, _) => Err(Error::new(
+            Kind::Precondition,
+            format!("another filesystem is mounted at {path}; unmount it"),
         )),
-        AtTarget::Ours { .. } => Ok(Publish::AlreadyThere),
-        AtTarget::Free if mode == Mode::One && others > 0 => {
-            Err(Error::new(Kind::Precondition, "the volume is for one writer and published at another path"))
+        (AtTarget::Ours { read_only: is }, _) if is != read_only => {
+            let how = if is { "read-only" } else { "for writing" };
+            Err(Error::new(Kind::Exists, format!("volume {id} is already published at {path} {how}")))
         }
-        AtTarget::Free => Ok(Publish::Mount),
+        (AtTarget::Ours { .. }, _) => Ok(Publish::AlreadyThere),
+        (AtTarget::Free, Some(other)) if mode == Mode::One => Err(Error::new(
+            Kind::Precondition,
+            format!(
+                "volume {id} may be published once (ReadWriteOncePod) and is already published at {}; delete the pod \
+                 that uses it",
+                other.display()
+            ),
+        )),
+        (AtTarget::Free, _) => Ok(Publish::Mount),
     }
 }
 
@@ -101,8 +119,11 @@ mod tests {
             (ours(false), true, Mode::Many, 0, Err(Kind::Exists)),
             (AtTarget::Foreign, false, Mode::Many, 0, Err(Kind::Precondition)),
         ] {
-            let planned = publish(at, read_only, mode, others).map_err(|error| error.kind());
-            assert_eq!(planned, expected, "{at:?} {read_only} {mode:?} {others}");
+            let id = Id::read("disk").unwrap();
+            let others = vec![PathBuf::from("/other"); others];
+            let target = Target { id: &id, path: "/target", others: &others };
+            let planned = publish(&target, at, read_only, mode).map_err(|error| error.kind());
+            assert_eq!(planned, expected, "{at:?} {read_only} {mode:?} {others:?}");
         }
     }
 

@@ -89,7 +89,7 @@ pub(crate) fn shape(
         None => Err(Error::new(
             Kind::Exhausted,
             format!(
-                "pool {}: capacity is to be enforced by quota, and the filesystem does not enforce project quota",
+                "pool {}: the filesystem does not enforce project quota: mount it with prjquota, or set \"enforce\": \"loop\"",
                 pool.name
             ),
         )),
@@ -139,6 +139,7 @@ pub(crate) fn of_same_shape(source: Shape, volume: Shape) -> Result<()> {
 /// Properties of the requested volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestedVolume<'a> {
+    pub(crate) id: &'a Id,
     pub(crate) shape: Shape,
     pub(crate) range: Range,
     pub(crate) sector: u32,
@@ -221,7 +222,7 @@ pub(crate) fn create(wanted: &RequestedVolume<'_>, observed: &Observed) -> Resul
         return Ok(Create::Make { record, promise: size.saturating_add(shared) });
     };
     let differs =
-        |what: &str| Err(Error::new(Kind::Exists, format!("a volume of this name exists already, {what}")));
+        |what: &str| Err(Error::new(Kind::Exists, format!("volume {} exists already, {what}", wanted.id)));
     if !existing.same_pool {
         return differs("in another pool");
     }
@@ -420,6 +421,8 @@ pub(crate) fn delete(id: &Id, record: Option<&Record>, uses: &Uses) -> Result<Ve
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -436,8 +439,10 @@ mod tests {
         Record { source: source.map(RecordSource::of), ..Record::new(shape, capacity, 0) }
     }
 
+    static DISK: LazyLock<Id> = LazyLock::new(|| id("disk"));
+
     fn wanted(shape: Shape, range: Range, source: Option<&Source>) -> RequestedVolume<'_> {
-        RequestedVolume { shape, range, sector: 512, source, filesystem: "", inline: false }
+        RequestedVolume { id: &DISK, shape, range, sector: 512, source, filesystem: "", inline: false }
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Clone<'_> {
         else {
             return Ok(());
         };
-        let stat = fstat(&from).map_err(|error| failed("look into", source, error))?;
+        let stat = fstat(&from).map_err(|error| failed("inspect", source, name, error))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl Clone<'_> {
             if let Some(first) = self.links.get(&link) {
                 self.set_aside(target, name)?;
                 return linkat(self.top, first, target, name, AtFlags::empty())
-                    .map_err(|error| failed("link in", target, error));
+                    .map_err(|error| failed("link", target, name, error));
             }
             if self.links.len() >= LINKS_MAX {
                 return Err(Error::new(
@@ -230,14 +230,14 @@ fn special(source: &Dir, target: &Dir, name: &OsStr, kind: FileType) -> Result<(
     let stat = match statat(source, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(failed("look into", source, error)),
+        Err(error) => return Err(failed("inspect", source, name, error)),
     };
     if FileType::from_raw_mode(stat.st_mode) != kind {
         return Ok(());
     }
-    let made = |error| failed("make in", target, error);
+    let made = |error| failed("create", target, name, error);
     if kind == FileType::Symlink {
-        let to = readlinkat(source, name, Vec::new()).map_err(|error| failed("read in", source, error))?;
+        let to = readlinkat(source, name, Vec::new()).map_err(|error| failed("read", source, name, error))?;
         symlinkat(to, target, name).map_err(made)?;
     } else {
         mknodat(target, name, kind, Mode::from_raw_mode(stat.st_mode & 0o7777), stat.st_rdev)

@@ -79,7 +79,7 @@ impl Budget {
 /// The next entry of a folder: its name and type. Entries that vanish while one looks are skipped by the callers.
 pub(super) fn next(dir: &mut List, folder: &Dir) -> Result<Option<(OsString, FileType)>> {
     for entry in dir.by_ref() {
-        let entry = entry.map_err(|error| failed("list", folder, error))?;
+        let entry = entry.map_err(|error| failed("list", folder, "", error))?;
         let name = entry.file_name().to_bytes();
         if name == b"." || name == b".." {
             continue;
@@ -90,7 +90,7 @@ pub(super) fn next(dir: &mut List, folder: &Dir) -> Result<Option<(OsString, Fil
             kind = match statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
                 Err(Errno::NOENT) => continue,
-                Err(error) => return Err(failed("look into", folder, error)),
+                Err(error) => return Err(failed("inspect", folder, &name, error)),
             };
         }
         return Ok(Some((name, kind)));
@@ -98,12 +98,13 @@ pub(super) fn next(dir: &mut List, folder: &Dir) -> Result<Option<(OsString, Fil
     Ok(None)
 }
 
-pub(super) fn failed(doing: &str, folder: &Dir, error: Errno) -> Error {
-    Error::io(format!("{doing} {}", folder.path_of("").display()), error)
+/// The error of a step with the entry `name` of a folder; of the folder itself where the name is empty.
+pub(super) fn failed(doing: &str, folder: &Dir, name: impl AsRef<Path>, error: Errno) -> Error {
+    Error::io(format!("{doing} {}", folder.path_of(name).display()), error)
 }
 
 pub(super) fn list(folder: &Dir) -> Result<List> {
-    List::read_from(folder).map_err(|error| failed("list", folder, error))
+    List::read_from(folder).map_err(|error| failed("list", folder, "", error))
 }
 
 /// Files smaller than this are taken to own their bytes: asking the filesystem about each costs more than they hold.
@@ -153,7 +154,7 @@ fn owned_of(folder: &Dir, name: &OsStr) -> Result<u64> {
 
 /// Bytes of a file that no other file shares.
 pub(crate) fn owned(file: &File) -> Result<u64> {
-    sys::unshared(file.as_fd()).map_err(|error| Error::io("ask where a file's data is", error))
+    sys::unshared(file.as_fd()).map_err(|error| Error::io("read where a file's data is", error))
 }
 
 /// Which state a file, or all files of a tree, are in: it is another one after anything in them was changed.
@@ -222,7 +223,7 @@ fn walk(
         let stat = match statat(here, &name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => continue,
-            Err(error) => return Err(failed("look into", here, error)),
+            Err(error) => return Err(failed("inspect", here, &name, error)),
         };
         look(here, Some(&name), &stat)?;
         if kind == FileType::Directory
@@ -275,7 +276,7 @@ fn unlink(folder: &Dir, name: &OsStr) -> Result<()> {
             folder.unlink(name)?;
             Ok(())
         }
-        Err(error) => Err(failed("remove from", folder, error)),
+        Err(error) => Err(failed("remove", folder, name, error)),
     }
 }
 
@@ -342,7 +343,7 @@ pub(crate) fn give_to_group(folder: &Dir, group: u32) -> Result<()> {
         } else {
             match chownat(here, &name, None, Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(failed("hand over in", here, error)),
+                Err(error) => return Err(failed("change the group of", here, &name, error)),
             }
         }
     }
@@ -350,7 +351,7 @@ pub(crate) fn give_to_group(folder: &Dir, group: u32) -> Result<()> {
 }
 
 fn hand_over(file: BorrowedFd<'_>, group: u32, bits: u32) -> Result<()> {
-    let io = |error: Errno| Error::io("hand a file over to a group", error);
+    let io = |error: Errno| Error::io("change the group of a volume's file", error);
     let mode = fstat(file).map_err(io)?.st_mode & 0o7777;
     fchown(file, None, Some(Gid::from_raw(group))).map_err(io)?;
     fchmod(file, Mode::from_raw_mode(mode | bits)).map_err(io)

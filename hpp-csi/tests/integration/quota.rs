@@ -254,5 +254,8 @@ fn missing_quota_support_is_reported() {
     assert!(message.contains("legacy") && message.contains("quota"), "{message}");
     let list = client.list_volumes(ListVolumesRequest::default()).unwrap();
     let condition = list.entries[0].status.clone().unwrap().volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.contains("quota is wanted"), "{condition:?}");
+    assert!(
+        condition.abnormal && condition.message.contains("does not enforce project quota"),
+        "{condition:?}"
+    );
 }

@@ -170,7 +170,7 @@ impl Remote for Gcs {
         let mark = Mark { etag: meta.e_tag.clone(), modified: Some(meta.last_modified.to_string()) };
         let (start, total) = (range.start, meta.size);
         if want.ranges && (start != want.from || want.end.is_some_and(|end| range.end > end)) {
-            return Err(Failure::NoRanges("it sends other bytes than asked for".to_owned()));
+            return Err(Failure::NoRanges("the server sends other bytes than asked for".to_owned()));
         }
         let body = answer.into_stream().map(|chunk| chunk.map_err(|e| Box::new(e) as remote::BoxError));
         Ok(Part {
@@ -191,7 +191,7 @@ impl Gcs {
         let cause = match status {
             412 => return Failure::Changed(Changed::new(format!("{name} has another ETag"))),
             416 | 200 if want.ranges => {
-                return Failure::NoRanges(format!("asked for a range it answered {status}"));
+                return Failure::NoRanges(format!("asked for a range the server answered {status}"));
             }
             0 if certificate || plain => Cause::Final,
             0 => Cause::Network,

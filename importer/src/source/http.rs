@@ -469,14 +469,14 @@ impl Remote for Http {
                 let range = headers.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()).and_then(content_range);
                 let Some(range) = range else {
                     return Err(Failure::NoRanges(
-                        "it answers 206 without a usable Content-Range".to_owned(),
+                        "the server answers 206 without a usable Content-Range".to_owned(),
                     ));
                 };
                 let asked = want.end.is_none_or(|end| range.end <= end);
                 if range.start != want.from || !asked || length.is_some_and(|l| l != range.end - range.start)
                 {
                     return Err(Failure::NoRanges(format!(
-                        "asked for bytes {} to {:?} it sent {} to {}",
+                        "asked for bytes {} to {:?} the server sent {} to {}",
                         want.from, want.end, range.start, range.end
                     )));
                 }
@@ -496,7 +496,7 @@ impl Remote for Http {
             }
             // An empty file has no first byte.
             StatusCode::RANGE_NOT_SATISFIABLE if want.ranges => {
-                Err(Failure::NoRanges("it answered that the range is outside the file".to_owned()))
+                Err(Failure::NoRanges("the server answered that the range is outside the file".to_owned()))
             }
             _ => Err(self.status(&response)),
         }

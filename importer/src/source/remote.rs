@@ -277,7 +277,9 @@ pub(crate) fn first_of<R: Remote>(
                     want = Want { from: 0, end: None, ranges: false };
                     continue;
                 }
-                Err(Failure::NoRanges(what)) => (Cause::Server, Error::new(Kind::Connect, what)),
+                Err(Failure::NoRanges(what)) => {
+                    (Cause::Server, Error::new(Kind::Connect, format!("{}: {what}", remote.name())))
+                }
                 Err(Failure::Changed(changed)) => {
                     (Cause::Server, Error::connect("cannot open the source", changed))
                 }

@@ -210,7 +210,7 @@ impl Remote for S3 {
         let range = super::http::content_range(&range)
             .filter(|range| range.start == want.from && want.end.is_none_or(|end| range.end <= end));
         let Some(range) = range else {
-            return Err(Failure::NoRanges("it sends other bytes than asked for".to_owned()));
+            return Err(Failure::NoRanges("the server sends other bytes than asked for".to_owned()));
         };
         Ok(Part { start: range.start, end: Some(range.end), total: range.total, whole: false, mark, body })
     }
@@ -238,7 +238,9 @@ impl S3 {
         let code = error.code().unwrap_or("no code").to_owned();
         let cause = match status {
             412 => return Failure::Changed(Changed::new(format!("{name} has another ETag"))),
-            416 if want.ranges => return Failure::NoRanges(format!("it answered {status} {code}")),
+            416 if want.ranges => {
+                return Failure::NoRanges(format!("asked for a range the server answered {status} {code}"));
+            }
             408 | 429 | 503 => Cause::Busy(None),
             500.. => Cause::Server,
             200..=299 => Cause::Server,

@@ -91,6 +91,11 @@ impl Call {
         Self { method, path: path.into(), content_type, body, timeout: None, retry: true }
     }
 
+    /// Its method, and its path without the query, for messages.
+    fn what(&self) -> String {
+        format!("{} {}", self.method, bare(&self.path))
+    }
+
     /// With a JSON body.
     #[must_use]
     pub fn body(mut self, content_type: &'static str, body: impl Into<Bytes>) -> Self {
@@ -202,18 +207,17 @@ impl Client {
         let timeout = call.timeout.unwrap_or(self.inner.timeout);
         let answer = async {
             let mut answer = self.answer(call, stale).await?;
-            collect(answer.body_mut(), MOST_ANSWER).await.map_err(Failed::from)
+            collect(answer.body_mut(), MOST_ANSWER, &call.what()).await.map_err(Failed::from)
         };
         tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| {
             self.inner.counts.failures.fetch_add(1, Ordering::Relaxed);
-            let text = format!("{} {}: no complete answer in {timeout:?}", call.method, bare(&call.path));
+            let text = format!("{}: no complete answer in {timeout:?}", call.what());
             Err(Error::new(Kind::Timeout, text).into())
         })
     }
 
     /// Sends a request; a status that is not a success is an error.
     async fn answer(&self, call: &Call, stale: bool) -> std::result::Result<Response<Incoming>, Failed> {
-        let what = || format!("{} {}", call.method, bare(&call.path));
         let mut request = Request::builder()
             .method(call.method.clone())
             .uri(format!("{}{}", self.inner.server, call.path))
@@ -226,11 +230,11 @@ impl Client {
             request = request.header(AUTHORIZATION, token);
         }
         let request = request.body(Full::new(call.body.clone()));
-        let request = request.map_err(|error| Error::caused(Kind::Input, what(), error))?;
+        let request = request.map_err(|error| Error::caused(Kind::Input, call.what(), error))?;
         self.inner.counts.requests.fetch_add(1, Ordering::Relaxed);
         let mut answer = self.inner.http.request(request).await.map_err(|error| {
             self.inner.counts.failures.fetch_add(1, Ordering::Relaxed);
-            Error::caused(Kind::Unreachable, format!("{}: cannot reach the API server", what()), error)
+            Error::caused(Kind::Unreachable, format!("{}: cannot reach the API server", call.what()), error)
         })?;
         let code = answer.status();
         if code.is_success() {
@@ -240,8 +244,8 @@ impl Client {
             let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
             seconds.map_or(RETRY_PAUSE, Duration::from_secs)
         });
-        let body = collect(answer.body_mut(), MOST_REFUSAL).await.unwrap_or_default();
-        let error = Error::refused(&what(), code, &body);
+        let body = collect(answer.body_mut(), MOST_REFUSAL, &call.what()).await.unwrap_or_default();
+        let error = Error::refused(&call.what(), code, &body);
         let wait = match code {
             StatusCode::TOO_MANY_REQUESTS => Some(header.or(error.retry_after()).unwrap_or(RETRY_PAUSE)),
             code if code.is_server_error() => header,
@@ -266,16 +270,16 @@ impl Client {
         };
         let timeout = self.inner.timeout;
         match tokio::time::timeout(timeout, open).await {
-            Ok(Ok(answer)) => Ok(Lines { body: answer.into_body(), held: Vec::new(), given: 0 }),
+            Ok(Ok(answer)) => {
+                Ok(Lines { what: call.what(), body: answer.into_body(), held: Vec::new(), given: 0 })
+            }
             Ok(Err(failed)) => {
                 if let Some(wait) = failed.wait {
                     tokio::time::sleep(wait.min(RETRY_TIME)).await;
                 }
                 Err(failed.error)
             }
-            Err(_) => {
-                Err(Error::new(Kind::Timeout, format!("{}: no answer in {timeout:?}", bare(&call.path))))
-            }
+            Err(_) => Err(Error::new(Kind::Timeout, format!("{}: no answer in {timeout:?}", call.what()))),
         }
     }
 }
@@ -327,18 +331,20 @@ fn bare(path: &str) -> &str {
     path.split('?').next().unwrap_or(path)
 }
 
-fn torn(error: hyper::Error) -> Error {
-    Error::caused(Kind::Unreachable, "the connection to the API server broke within an answer", error)
+/// `what`: the method and path of the request.
+fn torn(what: &str, error: hyper::Error) -> Error {
+    let text = format!("{what}: the connection to the API server broke within an answer");
+    Error::caused(Kind::Unreachable, text, error)
 }
 
-async fn collect(body: &mut Incoming, most: usize) -> Result<Vec<u8>> {
+async fn collect(body: &mut Incoming, most: usize, what: &str) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     while let Some(frame) = body.frame().await {
-        let Ok(mut data) = frame.map_err(torn)?.into_data() else { continue };
+        let Ok(mut data) = frame.map_err(|error| torn(what, error))?.into_data() else { continue };
         if text.len() + data.remaining() > most {
             return Err(Error::new(
                 Kind::Unreadable,
-                format!("an answer of the API server is longer than the limit of {most} bytes"),
+                format!("{what}: an answer of the API server is longer than the limit of {most} bytes"),
             ));
         }
         text.extend_from_slice(&data);
@@ -349,6 +355,8 @@ async fn collect(body: &mut Incoming, most: usize) -> Result<Vec<u8>> {
 
 /// Lines of a stream.
 pub(crate) struct Lines {
+    /// The method and path of the request.
+    what: String,
     body: Incoming,
     held: Vec<u8>,
     /// How much of `held` was given as the last line.
@@ -372,11 +380,14 @@ impl Lines {
             }
             searched = self.held.len();
             if searched > MOST_LINE {
-                let text = format!("an event of a watch is longer than the limit of {MOST_LINE} bytes");
+                let text = format!(
+                    "{}: an event of a watch is longer than the limit of {MOST_LINE} bytes",
+                    self.what
+                );
                 return Err(Error::new(Kind::Unreadable, text));
             }
             let Some(frame) = self.body.frame().await else { return Ok(None) };
-            if let Ok(data) = frame.map_err(torn)?.into_data() {
+            if let Ok(data) = frame.map_err(|error| torn(&self.what, error))?.into_data() {
                 self.held.extend_from_slice(&data);
             }
         }

@@ -12,7 +12,7 @@ pub enum Verdict {
     Error,
     /// No field of this name is known; it is kept and has no effect.
     Unknown,
-    /// The field has a meaning that is not built yet; it is kept and has no effect.
+    /// The field has a meaning that is not supported yet; it is kept and has no effect.
     Unsupported,
     /// The field has no meaning here; it is kept.
     Ignored,

@@ -273,7 +273,7 @@ const ALERTS: [Alert; 31] = [
         "kubevirt_hpp_pool_enforced_info{by='none'} == 1",
         "15m",
         "info",
-        "Nothing keeps the volumes of a storage pool at their size.",
+        "The capacity of volumes is not enforced in a storage pool.",
     ),
     alert(
         "HPPLoopDeviceBuffered",

@@ -96,7 +96,10 @@ fn drop_privileges(folder: &Folder, user: u32, groups: &[u32]) -> Result<(), Err
         return set_no_new_privs(true).map_err(io::Error::from).map_err(refused);
     }
     if user == 0 || user == u32::MAX {
-        return Err(Error::new(Kind::Usage, format!("--user {user}: no VM runs as this user")));
+        return Err(Error::new(
+            Kind::Usage,
+            format!("--user {user}: VMs run neither as root nor as {}; give another user", u32::MAX),
+        ));
     }
     folder.give_away(user)?;
     let kept = CapabilitySet::NET_BIND_SERVICE;

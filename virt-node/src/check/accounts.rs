@@ -1,7 +1,7 @@
 //! Users that VMs run as: a range of numbers that must be ferrovirt's alone.
 
 use super::{Missing, Need, Tried};
-use crate::daemon::ids::{COUNT, FIRST, Taken, taken};
+use crate::daemon::ids::{FIRST, LAST, Taken, taken};
 
 /// Whether other accounts of the machine have numbers of the range.
 pub(super) fn ids() -> Tried {
@@ -10,13 +10,13 @@ pub(super) fn ids() -> Tried {
 }
 
 fn judge(taken: &[Taken]) -> Result<String, Missing> {
-    let (first, last) = (FIRST, FIRST + COUNT - 1);
+    let (first, last) = (FIRST, LAST);
     if taken.is_empty() {
         return Ok(format!("{first} to {last}, no other account has one of them"));
     }
     let named: Vec<String> = taken.iter().map(|one| format!("{} has {}", one.account, one.id)).collect();
     Err(Missing::new(
-        format!("{} to {} are ferrovirt's, but {}", first, last, named.join(", ")),
+        format!("the IDs {first} to {last} are for VMs, but {}", named.join(", ")),
         "give these accounts other numbers (usermod -u, groupmod -g); until then no VM runs under theirs",
     ))
 }

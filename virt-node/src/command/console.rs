@@ -81,7 +81,9 @@ fn copy_output(mut guest: &UnixStream) -> io::Result<()> {
 
 /// `virt-node vnc`: the screen at a port of this machine, until it is interrupted.
 pub(crate) fn screen(daemon: &Daemon, namespace: &str, name: &str, port: u16) -> Result<(), Error> {
-    let failed = |error| Error::with(Kind::System, format!("port {port} of 127.0.0.1"), error);
+    let failed = |error| {
+        Error::with(Kind::System, format!("cannot listen on 127.0.0.1:{port}; choose another port"), error)
+    };
     let listener = TcpListener::bind(("127.0.0.1", port)).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     // A missing guest is reported now, and not to the first viewer.

@@ -85,7 +85,9 @@ pub(crate) fn forward(
     let (gone, ended) = channel();
     for one in ports {
         let here = SocketAddr::new(address, one.local);
-        let failed = |error| Error::with(ErrorKind::System, format!("{} {here}", one.protocol()), error);
+        let failed = |error| {
+            Error::with(ErrorKind::System, format!("cannot listen on {here} ({})", one.protocol()), error)
+        };
         let (guest, count, gone, port) = (Arc::clone(&guest), Arc::clone(&count), gone.clone(), one.guest);
         let bound = if one.tcp {
             let listener = TcpListener::bind(here).map_err(failed)?;
@@ -200,7 +202,10 @@ fn datagrams(socket: &Arc<UdpSocket>, guest: &Guest, port: u16) -> io::Error {
         }
         if !clients.contains_key(&from) && clients.len() < CLIENTS_MAX {
             let address = guest.address().map(|address| SocketAddr::new(address, port));
-            let failed = |error| Error::with(ErrorKind::System, format!("datagrams to port {port}"), error);
+            let failed = |error| {
+                let text = format!("cannot forward UDP datagrams to port {port} of the guest");
+                Error::with(ErrorKind::System, text, error)
+            };
             match address.and_then(|to| answers(socket, from, to, silent.clone()).map_err(failed)) {
                 Ok(client) => drop(clients.insert(from, client)),
                 Err(error) => print_error(&error),

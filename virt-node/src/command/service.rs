@@ -68,22 +68,23 @@ fn unit_path(path: &Path) -> Result<&str, Error> {
 /// # Errors
 /// It cannot be written, or systemd refuses it.
 pub(crate) fn install(state: &Path, words: &[String], print: bool) -> Result<String, Error> {
-    let failed = |path: &Path| {
-        let shown = path.display().to_string();
-        move |error| Error::with(Kind::System, shown, error)
+    let failed = |doing: &str, path: &Path| {
+        let text = format!("cannot {doing} {}", path.display());
+        move |error| Error::with(Kind::System, text, error)
     };
-    let program = std::env::current_exe().map_err(failed(Path::new("this program")))?;
+    let program = std::env::current_exe()
+        .map_err(|error| Error::with(Kind::System, "cannot determine the path of this program", error))?;
     // systemd runs it elsewhere.
-    let state = std::path::absolute(state).map_err(failed(state))?;
+    let state = std::path::absolute(state).map_err(failed("resolve the path", state))?;
     let text = unit(unit_path(&program)?, unit_path(&state)?, words);
     if print {
         return Ok(text);
     }
     let path = Path::new(UNIT);
-    fs::create_dir_all(&state).map_err(failed(&state))?;
+    fs::create_dir_all(&state).map_err(failed("create", &state))?;
     let new = fs::read(path).ok().is_none_or(|before| before != text.as_bytes());
     if new {
-        dir::replace(path, text.as_bytes(), 0o644).map_err(|error| failed(path)(error.into()))?;
+        dir::replace(path, text.as_bytes(), 0o644).map_err(|error| failed("write", path)(error.into()))?;
     }
     systemctl(&["daemon-reload"])?;
     systemctl(&["enable", NAME])?;

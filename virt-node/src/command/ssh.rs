@@ -29,7 +29,7 @@ fn way(state: &Path, namespace: &str, named: &Named) -> Result<Way, Error> {
     let unknown = |error| {
         Error::with(
             ErrorKind::System,
-            "cannot determine the path of the state folder or of this program",
+            "cannot determine the path of the state directory or of this program",
             error,
         )
     };

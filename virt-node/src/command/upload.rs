@@ -269,8 +269,8 @@ fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Option<Si
 }
 
 fn client(authority: &str, certificate: &str, key: &str) -> Result<ClientConfig, Error> {
-    let pem = |error| Error::with(ErrorKind::System, "the upload's certificates", error);
-    let refused = |error| Error::with(ErrorKind::System, "the upload's certificates", error);
+    let pem = |error| Error::with(ErrorKind::System, "cannot use the upload's certificates", error);
+    let refused = |error| Error::with(ErrorKind::System, "cannot use the upload's certificates", error);
     let mut roots = RootCertStore::empty();
     let authority = CertificateDer::from_pem_slice(authority.as_bytes()).map_err(pem)?;
     roots.add(authority).map_err(refused)?;

@@ -122,7 +122,9 @@ impl Addresses {
         }
         let shared = |mac: &Mac| {
             let other = self.pool.other_holder(*mac, &owner)?;
-            Some(format!("the address {mac} is {other}'s, too: on one network neither is reached reliably"))
+            Some(format!(
+                "{other} has the MAC address {mac} too; set another one: on one network neither is reliably reachable"
+            ))
         };
         let shared = taken.iter().filter_map(shared).collect();
         self.pool.observe(&owner, None, taken);

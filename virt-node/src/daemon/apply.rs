@@ -318,7 +318,7 @@ pub(super) fn attach(start: &Start, name: &str) -> Result<(), Error> {
         return answer.map(drop).map_err(|error| refused(name, error));
     }
     if !matches!(disk.bus, Bus::Virtio | Bus::Scsi) {
-        return Err(broken("can come to a guest that runs on scsi or virtio only"));
+        return Err(broken("can be attached to a running guest on the bus scsi or virtio only"));
     }
     // The boot order was decided at the start.
     disk.boot_order = None;
@@ -353,7 +353,7 @@ pub(super) fn detach(start: &Start, name: &str) -> Result<bool, Error> {
 }
 
 fn refused(name: &str, error: CallError) -> Error {
-    Error::with(Kind::System, format!("the launcher and disk {name:?}"), error)
+    Error::with(Kind::System, format!("the launcher cannot change disk {name:?}"), error)
 }
 
 /// Keeps where devices are of a guest that runs.

@@ -343,7 +343,7 @@ impl Controller {
         }
         if !self.store.catch_up() {
             let text = format!(
-                "no room in {}: changes are in memory only until there is; deleting works",
+                "no space left in {}: changes are kept in memory only; free disk space or delete objects",
                 self.state.path("objects").display()
             );
             self.events.add(&Key::daemon("room"), true, "NoRoom", &text);

@@ -34,7 +34,8 @@ impl Controller {
         let processors = sockets * topology.cores.unwrap_or(1) * topology.threads.unwrap_or(1);
         let folder = self.state.run(run.uid());
         self.job(&key, Work::Enlarge, move |_, _| {
-            let refused = |error| Error::with(Kind::System, "the guest gets no more than it has", error);
+            let refused =
+                |error| Error::with(Kind::System, "cannot add vCPUs or memory to the running guest", error);
             let mut client = folder.client().map_err(CallError::from).map_err(refused)?;
             let answer = client.call(Request::Grow { processors, memory }).map_err(refused)?;
             let Answer::Status(seen) = answer else {
@@ -61,10 +62,10 @@ impl Controller {
                 if let Some(there) = &mut status.memory {
                     there.guest_requested = Some(status::amount(memory));
                 }
-                let text = format!("it is offered {} of memory", status::amount(memory).0);
+                let text = format!("is offered {} of memory", status::amount(memory).0);
                 let text = match seen.size {
-                    Some(size) => format!("the guest has {} processors; {text}", size.processors),
-                    None => text,
+                    Some(size) => format!("the guest has {} vCPUs and {text}", size.processors),
+                    None => format!("the guest {text}"),
                 };
                 self.events.add(&key, false, "Enlarged", &text);
                 self.note_status(&mut run, &seen)?;

@@ -86,7 +86,7 @@ impl Volume {
             true => self.give_device(Access::writers(transfer)),
             false => disk::begin(&self.target(), transfer),
         };
-        opened.map_err(|error| Error::with(Kind::System, "the volume", error))
+        opened.map_err(|error| Error::with(Kind::System, "cannot hand over the volume", error))
     }
 
     /// Takes the volume back after a transfer, which changes no name in it any more.
@@ -95,7 +95,7 @@ impl Volume {
     /// It is not shown.
     pub(super) fn close(&self) -> Result<(), Error> {
         let closed = if self.block { Ok(()) } else { disk::close(&self.target()) };
-        closed.map_err(|error| Error::with(Kind::System, "the volume", error))
+        closed.map_err(|error| Error::with(Kind::System, "cannot take back the volume", error))
     }
 
     /// Gives the disk to its users; a volume without content gets an empty disk of the claim's size.
@@ -107,7 +107,7 @@ impl Volume {
             true => self.give_device(access),
             false => self.close_then(|| disk::blank(&self.target(), access, self.size)),
         };
-        given.map_err(|error| Error::with(Kind::Content, "the disk of the volume", error))
+        given.map_err(|error| Error::with(Kind::Content, "cannot prepare the disk of the volume", error))
     }
 
     /// The same after a transfer, which made the disk; it gets at least the claim's size.
@@ -123,7 +123,7 @@ impl Volume {
                 None => Err(dir::Error::new("find the disk that was made", io::ErrorKind::NotFound)),
             }),
         };
-        given.map_err(|error| Error::with(Kind::Content, "the disk of the volume", error))
+        given.map_err(|error| Error::with(Kind::Content, "cannot prepare the disk of the volume", error))
     }
 
     /// Makes the disk of a volume that is no device at least this large, where there is one.
@@ -132,7 +132,7 @@ impl Volume {
     /// Something else than a disk has its name.
     pub(super) fn grow_disk(&self, size: u64) -> Result<bool, Error> {
         disk::grow(&self.target(), size)
-            .map_err(|error| Error::with(Kind::Content, "the disk of the volume", error))
+            .map_err(|error| Error::with(Kind::Content, "cannot prepare the disk of the volume", error))
     }
 
     fn close_then(&self, work: impl FnOnce() -> dir::Result<()>) -> dir::Result<()> {

@@ -27,6 +27,8 @@ use crate::error::{Error, Kind};
 pub(crate) const FIRST: u32 = 1_900_000_000;
 /// How many there are.
 pub(crate) const COUNT: u32 = 65_536;
+/// The last number.
+pub(crate) const LAST: u32 = FIRST + COUNT - 1;
 /// Names of accounts that are ferrovirt's own begin with this.
 const OWN: &str = "ferrovirt-";
 /// Longest file of accounts, and of numbers, in bytes.
@@ -131,14 +133,16 @@ fn start(path: &Path) -> u32 {
 /// The numbers in a file; none where there is no file.
 fn read(path: &Path) -> Result<BTreeMap<String, u32>, Error> {
     let broken = |text: String| Error::new(Kind::Content, format!("{}: {text}", path.display()));
-    let text = dir::read(path, FILE_MAX).map_err(|error| failed(error.into()))?;
+    let text = dir::read(path, FILE_MAX).map_err(|error| failed(path)(error.into()))?;
     let given: BTreeMap<String, u32> = match text {
         Some(text) => serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?,
         None => BTreeMap::new(),
     };
     let numbers: BTreeSet<u32> = given.values().copied().collect();
     if numbers.len() != given.len() || !numbers.iter().all(|id| in_range(*id)) {
-        return Err(broken("a number is not in the range, or given out twice".to_owned()));
+        return Err(broken(format!(
+            "a user ID is outside {FIRST} to {LAST}, or assigned twice; correct the file"
+        )));
     }
     Ok(given)
 }
@@ -151,11 +155,14 @@ fn last_file(path: &Path) -> PathBuf {
 /// The last number given out; `None` where no release that records it gave one.
 fn read_last(path: &Path) -> Result<Option<u32>, Error> {
     let path = last_file(path);
-    let Some(text) = dir::read(&path, FILE_MAX).map_err(|error| failed(error.into()))? else {
+    let Some(text) = dir::read(&path, FILE_MAX).map_err(|error| failed(&path)(error.into()))? else {
         return Ok(None);
     };
     let number = String::from_utf8_lossy(&text).trim().parse().ok().filter(|id| in_range(*id));
-    let broken = || Error::new(Kind::Content, format!("{}: it holds no number of the range", path.display()));
+    let broken = || {
+        let text = format!("it holds no user ID from {FIRST} to {LAST}; remove the file");
+        Error::new(Kind::Content, format!("{}: {text}", path.display()))
+    };
     number.map(Some).ok_or_else(broken)
 }
 
@@ -164,8 +171,11 @@ fn lists(path: &Path, id: u32) -> bool {
     read(path).map_or(true, |given| given.values().any(|one| *one == id))
 }
 
-fn failed(error: std::io::Error) -> Error {
-    Error::with(Kind::System, "the numbers of VMs' users", error)
+fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |error| {
+        let text = format!("cannot read or write {}, the user IDs of VMs", path.display());
+        Error::with(Kind::System, text, error)
+    }
 }
 
 impl Ids {
@@ -205,9 +215,9 @@ impl Ids {
         if let Some(id) = before.filter(|id| given.held.contains(id)) {
             return Ok(id);
         }
-        let registry = self.registry.lock().map_err(failed)?;
+        let registry = self.registry.lock().map_err(failed(self.registry.place()))?;
         if let Some(id) = before
-            && registry.claim(id, &self.path, lists).map_err(failed)?
+            && registry.claim(id, &self.path, lists).map_err(failed(self.registry.place()))?
         {
             given.held.insert(id);
             return Ok(id);
@@ -220,9 +230,10 @@ impl Ids {
         let free = (0..COUNT).map(|step| FIRST + (begin + step) % COUNT);
         let free = free.filter(|id| !used.contains(id) && !taken.contains(id) && !running.contains(id));
         for id in free {
-            if registry.claim(id, &self.path, lists).map_err(failed)? {
-                dir::replace_durably(last_file(&self.path), id.to_string().as_bytes(), 0o600)
-                    .map_err(|error| failed(error.into()))?;
+            if registry.claim(id, &self.path, lists).map_err(failed(self.registry.place()))? {
+                let file = last_file(&self.path);
+                dir::replace_durably(&file, id.to_string().as_bytes(), 0o600)
+                    .map_err(|error| failed(&file)(error.into()))?;
                 given.last = Some(id);
                 let mut next = given.numbers.clone();
                 next.insert(whose.to_owned(), id);
@@ -242,13 +253,13 @@ impl Ids {
     pub(super) fn free(&self, whose: &str) -> Result<(), Error> {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(id) = given.numbers.get(whose).copied() else { return Ok(()) };
-        let registry = self.registry.lock().map_err(failed)?;
+        let registry = self.registry.lock().map_err(failed(self.registry.place()))?;
         let mut next = given.numbers.clone();
         next.remove(whose);
         self.keep(&next)?;
         given.numbers = next;
         given.held.remove(&id);
-        registry.give_back(id, &self.path).map_err(failed)
+        registry.give_back(id, &self.path).map_err(failed(self.registry.place()))
     }
 
     /// Kills every process of a user that this daemon gave a number. Answers how many there were; `None`: the number is
@@ -273,8 +284,8 @@ impl Ids {
     }
 
     fn keep(&self, given: &BTreeMap<String, u32>) -> Result<(), Error> {
-        let json = serde_json::to_vec(given).map_err(|error| failed(error.into()))?;
-        dir::replace_durably(&self.path, &json, 0o600).map_err(|error| failed(error.into()))
+        let json = serde_json::to_vec(given).map_err(|error| failed(&self.path)(error.into()))?;
+        dir::replace_durably(&self.path, &json, 0o600).map_err(|error| failed(&self.path)(error.into()))
     }
 }
 

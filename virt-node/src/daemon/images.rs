@@ -145,7 +145,9 @@ fn fetch(
     match kept() {
         Ok(true) => Ok(()),
         Ok(false) => Err(Error::new(Kind::Content, format!("image {} has no disk", disk.image))),
-        Err(error) => Err(Error::with(Kind::Content, format!("the disk of image {}", disk.image), error)),
+        Err(error) => {
+            Err(Error::with(Kind::Content, format!("cannot store the disk of image {}", disk.image), error))
+        }
     }
 }
 
@@ -201,7 +203,9 @@ pub(super) fn empty(path: &Path, capacity: Option<&Quantity>, user: Owner) -> Re
         let dir = Dir::open(above)?;
         make_or_give(&dir, Path::new(name), size, user)
     };
-    made().map_err(|error| Error::with(Kind::System, "the empty disk", error))?;
+    made().map_err(|error| {
+        Error::with(Kind::System, format!("cannot create the emptyDisk {}", path.display()), error)
+    })?;
     Ok(raw(path, false))
 }
 

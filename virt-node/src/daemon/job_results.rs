@@ -245,7 +245,7 @@ impl Controller {
         let conditions = &mut run.status.get_or_insert_default().conditions;
         match event {
             Event::Rebooted => self.events.add(&key, false, "Rebooted", "the guest rebooted"),
-            Event::Watchdog => self.events.add(&key, true, "Watchdog", "the guest's watchdog barked"),
+            Event::Watchdog => self.events.add(&key, true, "Watchdog", "the guest's watchdog expired"),
             Event::IoError { disk, reason } => {
                 let text = format!("{disk} failed: {reason}; the guest waits for you to unpause it");
                 self.events.add(&key, true, "IOerror", &text);

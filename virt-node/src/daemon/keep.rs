@@ -229,8 +229,9 @@ impl Controller {
         if both || (!given && self.store.value(&other).is_none()) {
             return Ok(());
         }
-        let text =
-            format!("{key} and {other} cannot both be: a machine's run has its name; rename one of them");
+        let text = format!(
+            "{key} and {other} conflict: the VirtualMachineInstance of a VirtualMachine has its name; rename one of them"
+        );
         Err((RefusedKind::State, text))
     }
 

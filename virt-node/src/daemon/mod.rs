@@ -86,7 +86,7 @@ pub(crate) struct UserSettings {
 /// # Errors
 /// Another daemon has the state folder, or something in it cannot be read.
 pub(crate) fn serve(folder: &Path, given: UserSettings) -> Result<(), Error> {
-    let failed = |what: &'static str| move |error: std::io::Error| Error::with(Kind::System, what, error);
+    let failed = |what: String| move |error: std::io::Error| Error::with(Kind::System, what, error);
     if !rustix::process::geteuid().is_root() {
         return Err(Error::new(
             Kind::Usage,
@@ -96,14 +96,16 @@ pub(crate) fn serve(folder: &Path, given: UserSettings) -> Result<(), Error> {
     let state = State::open(folder)?;
     let store = Store::open(&state.path("objects"))?;
     let addresses = Addresses::open(&state, &store)?;
-    let events = Events::open(&state.path("events")).map_err(failed("the events"))?;
+    let log = state.path("events");
+    let events =
+        Events::open(&log).map_err(failed(format!("cannot open the event log {}", log.display())))?;
     let driver = Driver::new(&state.path(""));
     let (path, runs) = (state.socket(), state.path("run"));
     let controller = Controller::new(state, store, addresses, events, driver.clone(), given);
     let sender = controller.sender();
     // By handlers: what is blocked would be blocked in every process that is started, too.
     serve::signals::watch(move |_| drop(sender.send(Message::Stop)))
-        .map_err(failed("signals cannot be waited for"))?;
+        .map_err(failed("signals cannot be waited for".to_owned()))?;
     socket::listen(&path, controller.sender())?;
     controller.run()?;
     if host::is_stopping() {

@@ -42,6 +42,11 @@ impl Registry {
         Self(place.into())
     }
 
+    /// Its directory.
+    pub(super) fn place(&self) -> &Path {
+        &self.0
+    }
+
     /// Keeps other daemons from changing the records.
     ///
     /// # Errors

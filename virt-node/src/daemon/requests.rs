@@ -85,7 +85,11 @@ impl Controller {
                     Answer::Refused { kind: RefusedKind::State, message }
                 }
                 Err(error) => {
-                    let error = Error::with(crate::error::Kind::System, "the guest's launcher", error);
+                    let error = Error::with(
+                        crate::error::Kind::System,
+                        "the call of the guest's launcher failed",
+                        error,
+                    );
                     Answer::Refused { kind: RefusedKind::Failed, message: error.chain() }
                 }
             };

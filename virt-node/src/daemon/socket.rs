@@ -147,13 +147,16 @@ fn read(json: &[u8]) -> Result<Request, String> {
     struct Versioned {
         version: u64,
     }
-    let Versioned { version } = serde_json::from_slice(json).map_err(|error| format!("no call: {error}"))?;
+    let invalid = |error: serde_json::Error| {
+        format!("invalid request: {error}; client and daemon must be of one release")
+    };
+    let Versioned { version } = serde_json::from_slice(json).map_err(invalid)?;
     if version != u64::from(VERSION) {
         return Err(format!(
             "a call of version {version}; this daemon speaks version {VERSION}: both must be of one release"
         ));
     }
-    let call: Call = serde_json::from_slice(json).map_err(|error| format!("no call: {error}"))?;
+    let call: Call = serde_json::from_slice(json).map_err(invalid)?;
     Ok(call.request)
 }
 

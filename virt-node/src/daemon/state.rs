@@ -85,12 +85,15 @@ impl State {
     /// Another daemon has it, or a newer release wrote it.
     pub(super) fn open(folder: &Path) -> Result<Self, Error> {
         let shown = folder.display().to_string();
-        let failed = |error: io::Error| Error::with(Kind::System, format!("the state folder {shown}"), error);
+        let failed = |error: io::Error| {
+            Error::with(Kind::System, format!("cannot open the state directory {shown}"), error)
+        };
         fs::create_dir_all(folder).map_err(failed)?;
         let folder = fs::canonicalize(folder).map_err(failed)?;
         if folder.as_os_str().len() > PATH_MAX {
             let text = format!(
-                "{shown}: a path of more than {PATH_MAX} bytes; sockets below it have no room for it"
+                "the path of the state directory {shown} has more than {PATH_MAX} bytes, too long for the sockets in it; give a \
+                 shorter one with --state"
             );
             return Err(Error::new(Kind::Usage, text));
         }

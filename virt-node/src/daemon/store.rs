@@ -301,7 +301,7 @@ fn unwritable(key: &Key, error: io::Error) -> Error {
     if is_full(&error) {
         // Without the path, which differs each time: it is logged once.
         let error = io::Error::from(error.kind());
-        let text = format!("there is no room to keep {key}: deleting something makes some");
+        let text = format!("no space left to store {key}: free disk space or delete objects");
         return Error::with(ErrorKind::System, text, error);
     }
     Error::with(ErrorKind::System, format!("{key} cannot be written"), error)
@@ -355,7 +355,8 @@ fn read(path: &Path) -> Result<Value, Error> {
     let mut json = Vec::new();
     let file = fs::File::open(path).map_err(|error| broken(error.to_string()))?;
     file.take(FILE_MAX).read_to_end(&mut json).map_err(|error| broken(error.to_string()))?;
-    let filed: Filed = serde_json::from_slice(&json).map_err(|error| broken(format!("torn: {error}")))?;
+    let filed: Filed =
+        serde_json::from_slice(&json).map_err(|error| broken(format!("not valid JSON: {error}")))?;
     if filed.version > VERSION {
         return Err(broken(format!("written by a newer release (version {})", filed.version)));
     }

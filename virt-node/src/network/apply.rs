@@ -149,8 +149,10 @@ fn begin(places: &Places, entry: &Entry) -> Result<(), Error> {
             bridge: links.iter().any(|link| link.name == pod::BRIDGE),
             masquerade: Filter::open()?.chain(MASQUERADE, CHECKS)?.is_some(),
         };
-        let json = serde_json::to_vec(&machine)
-            .map_err(|error| Error::with(Kind::System, "how the machine was", error))?;
+        let json = serde_json::to_vec(&machine).map_err(|error| {
+            let text = format!("cannot record the machine's network state in {}", file.display());
+            Error::with(Kind::System, text, error)
+        })?;
         dir::replace(&file, &json, 0o600).map_err(|error| failed(&file)(error.into()))?;
     }
     Ok(cache::write(&places.state, entry)?)
@@ -248,8 +250,13 @@ fn boot() -> Result<String, Error> {
 
 fn read_machine(file: &Path) -> Result<Option<Machine>, Error> {
     match fs::read(file) {
-        Ok(text) => serde_json::from_slice(&text)
-            .map_err(|error| Error::with(Kind::Content, format!("{} is torn", file.display()), error)),
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| {
+            Error::with(
+                Kind::Content,
+                format!("{} is not valid JSON; remove it while no guest runs", file.display()),
+                error,
+            )
+        }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(file)(error)),
     }

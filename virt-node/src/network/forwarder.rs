@@ -59,7 +59,7 @@ impl Forwarder {
     /// reached through the machine's other interfaces, too.
     fn between(gateway: SocketAddr, local: SocketAddr, through: Option<&str>) -> Result<Self, Error> {
         let failed = |error: io::Error| {
-            Error::with(Kind::System, format!("names cannot be forwarded from {gateway} to {local}"), error)
+            Error::with(Kind::System, format!("cannot forward DNS queries from {gateway} to {local}"), error)
         };
         let packets = UdpSocket::from(bound(gateway, Type::DGRAM, through).map_err(failed)?);
         let listener = bound(gateway, Type::STREAM, through).map_err(failed)?;

@@ -52,7 +52,10 @@ impl MachineAddresses {
             let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
             Self::lock_in(&Path::new(PLACE).join(namespace.to_string()), records)
         };
-        locked().map_err(|error| Error::with(Kind::System, "the addresses of this machine's guests", error))
+        locked().map_err(|error| {
+            let text = format!("cannot lock the list of guests' addresses in {PLACE}");
+            Error::with(Kind::System, text, error)
+        })
     }
 
     fn lock_in(place: &Path, records: &Path) -> io::Result<Self> {

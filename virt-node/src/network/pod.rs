@@ -66,7 +66,9 @@ fn subnet(asked: Option<Ipv4Net>, host: &Host) -> Result<Ipv4Net, String> {
     if let Some(asked) = asked {
         let asked = asked.trunc();
         if asked.prefix_len() > 29 {
-            return Err(format!("the subnet {asked} of guests is too small; /29 is the smallest"));
+            return Err(format!(
+                "the subnet {asked} of guests is too small; give one of /29 or larger: --pod-network SUBNET"
+            ));
         }
         if let Some(taken) = host.taken.map(|net| net.trunc()).filter(|taken| *taken != asked) {
             return Err(format!(
@@ -76,7 +78,7 @@ fn subnet(asked: Option<Ipv4Net>, host: &Host) -> Result<Ipv4Net, String> {
         return match overlaps(&asked) {
             None => Ok(asked),
             Some(route) => Err(format!(
-                "the subnet {asked} of guests overlaps this machine's route to {route}; take another one"
+                "the subnet {asked} of guests overlaps this machine's route to {route}; give another one: --pod-network SUBNET"
             )),
         };
     }
@@ -85,7 +87,10 @@ fn subnet(asked: Option<Ipv4Net>, host: &Host) -> Result<Ipv4Net, String> {
     }
     let all = SUBNETS.iter().filter_map(|text| text.parse::<Ipv4Net>().ok());
     all.into_iter().find(|net| overlaps(net).is_none()).ok_or_else(|| {
-        format!("each of {} overlaps a route of this machine; name a subnet for guests", SUBNETS.join(", "))
+        format!(
+            "each of {} overlaps a route of this machine; give a subnet for guests: --pod-network SUBNET",
+            SUBNETS.join(", ")
+        )
     })
 }
 
@@ -185,7 +190,7 @@ mod tests {
             assert_eq!(subnet(None, &host(routes)), Ok(net(chosen)), "{routes:?}");
         }
         let none = subnet(None, &host(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"]));
-        assert!(none.unwrap_err().contains("name a subnet"));
+        assert!(none.unwrap_err().contains("--pod-network SUBNET"));
     }
 
     #[test]

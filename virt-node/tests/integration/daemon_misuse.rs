@@ -37,7 +37,7 @@ fn is_refused(output: &Output, wanted: &str) {
 #[test]
 fn a_machine_and_a_run_that_is_not_its_own_have_other_names() {
     let daemon = Daemon::start();
-    let wanted = "cannot both be";
+    let wanted = "rename one of them";
     daemon.run(&instance("mine", DISK));
     let run = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
     let machine = document(&daemon, "mine");
@@ -248,9 +248,9 @@ fn on_a_full_disk_machines_can_be_stopped_and_deleted() {
     while file.write_all(&[0; 4096]).is_ok() {}
     drop(file);
     // New objects and changes are refused with a message.
-    is_refused_by_the_system(&tried(&daemon, &instance("more", DISK)), "no room to keep");
+    is_refused_by_the_system(&tried(&daemon, &instance("more", DISK)), "no space left to store");
     let changed = document.replace("64Mi}", "128Mi}");
-    is_refused_by_the_system(&tried(&daemon, &changed), "no room to keep");
+    is_refused_by_the_system(&tried(&daemon, &changed), "no space left to store");
     daemon.says(&["stop", "mine", "--force"]);
     daemon.until("mine", "Stopped");
     assert!(daemon.says(&["events"]).contains("NoRoom"));

@@ -198,7 +198,7 @@ impl<R: Remote> Reader<R> {
                     return self.wait(Cause::Server, Error::new(Kind::Process, what)).await;
                 }
                 if ranges && part.whole {
-                    self.lose_ranges("it sends the whole file when asked for a part");
+                    self.lose_ranges("the server sends the whole file when asked for a part");
                 }
                 self.adopt(part);
                 Ok(())
@@ -207,7 +207,10 @@ impl<R: Remote> Reader<R> {
                 self.lose_ranges(&what);
                 Ok(())
             }
-            Err(Failure::NoRanges(what)) => self.wait(Cause::Server, Error::new(Kind::Process, what)).await,
+            Err(Failure::NoRanges(what)) => {
+                let what = format!("{}: {what}", shared.remote.name());
+                self.wait(Cause::Server, Error::new(Kind::Process, what)).await
+            }
             Err(Failure::Changed(changed)) => Err(io::Error::other(changed)),
             Err(Failure::Failed(cause, error)) => self.wait(cause, error).await,
         }

@@ -105,8 +105,10 @@ pub fn check(
             !matches!(change, Change::Sysctl { .. } | Change::Rules { .. } | Change::Dummy { .. })
         };
         if let Some(change) = changes.iter().find(seen) {
-            let message =
-                format!("the interface {} was changed from outside: it lacks {change:?}", wire.one.name);
+            let message = format!(
+                "the interface {} was changed from outside: {change}; restart the guest",
+                wire.one.name
+            );
             return Err(Error::new(Kind::Content, message));
         }
     }

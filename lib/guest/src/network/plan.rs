@@ -2,6 +2,7 @@
 //! the links between CNI's interface and the tap device.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net};
@@ -136,6 +137,30 @@ pub(crate) enum Change {
         ports: Vec<Port>,
     },
     NoRules,
+}
+
+/// The difference that the change removes.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bridge { name, .. } | Self::Tap { name, .. } | Self::Dummy { name, .. } => {
+                write!(f, "{name} is missing")
+            }
+            Self::Rename { from, to } => write!(f, "{from} is not renamed to {to}"),
+            Self::Mac { link, mac } => write!(f, "{link} has another MAC address than {mac}"),
+            Self::Mtu { link, mtu } => write!(f, "{link} has another MTU than {mtu}"),
+            Self::Port { link, bridge } => write!(f, "{link} is not a port of the bridge {bridge}"),
+            Self::NoLearning { link } => write!(f, "the bridge port {link} learns addresses"),
+            Self::Address { link, network } => write!(f, "{link} lacks the address {network}"),
+            Self::NoAddress { link, network } => write!(f, "{link} has the address {network}"),
+            Self::Up { link, up: true } => write!(f, "{link} is down"),
+            Self::Up { link, up: false } => write!(f, "{link} is up"),
+            Self::Delete { link } => write!(f, "there is an unexpected link {link}"),
+            Self::Sysctl { name, value } => write!(f, "{name} is not {value}"),
+            Self::Rules { interface, .. } => write!(f, "the rules of {interface} are missing"),
+            Self::NoRules => f.write_str("there are unexpected rules"),
+        }
+    }
 }
 
 /// Facts about an interface that CNI made.

@@ -57,7 +57,9 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
     let mut input = tempfile::tempfile().map_err(failed)?;
     input.write_all(request).and_then(|()| input.rewind()).map_err(failed)?;
     let path = std::env::join_paths(call.path);
-    let path = path.map_err(|error| Error::with(Kind::System, "the directories of CNI plugins", error))?;
+    let path = path.map_err(|error| {
+        Error::with(Kind::System, "the directories of CNI plugins cannot be joined to a path", error)
+    })?;
     let arguments: Vec<String> = call.arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut command = Command::new(&file);
     command

@@ -339,7 +339,10 @@ impl Link {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
         message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(second.to_owned())]));
-        Request::create(RouteNetlinkMessage::NewLinkProp(message), format!("name {name} {second}, too"))
+        Request::create(
+            RouteNetlinkMessage::NewLinkProp(message),
+            format!("add the alternative name {second} to {name}"),
+        )
     }
 
     /// Changes settings of a port. One that is locked is not unlocked.
@@ -393,7 +396,7 @@ impl Link {
 
     /// Gives the link of an index another name. It must be down.
     pub fn rename(index: u32, from: &str, to: &str) -> Request {
-        Self::change(index, LinkAttribute::IfName(to.to_owned()), format!("call {from} {to}"))
+        Self::change(index, LinkAttribute::IfName(to.to_owned()), format!("rename {from} to {to}"))
     }
 
     /// Names a link as ours.
@@ -426,7 +429,10 @@ impl Link {
             LinkInfo::PortKind(InfoPortKind::Bridge),
             LinkInfo::PortData(InfoPortData::BridgePort(vec![InfoBridgePort::Learning(false)])),
         ]));
-        Request::new(RouteNetlinkMessage::NewLink(message), format!("have {name}'s bridge not learn from it"))
+        Request::new(
+            RouteNetlinkMessage::NewLink(message),
+            format!("turn off learning on the bridge port {name}"),
+        )
     }
 
     /// Makes a link that is up, of the kind `ifb`: what is redirected to it comes in where it was redirected.

@@ -66,7 +66,7 @@ impl Bucket {
         let message = queue(link, TcHandle::default(), ROOT, "", Vec::new());
         Request::new(
             RouteNetlinkMessage::DelQueueDiscipline(message),
-            format!("no longer limit the rate of {name}"),
+            format!("remove the rate limit of {name}"),
         )
     }
 
@@ -116,14 +116,14 @@ pub fn take_in(link: u32, name: &str) -> Request {
     let message = queue(link, OF_INGRESS, INGRESS, "ingress", Vec::new());
     Request::create(
         RouteNetlinkMessage::NewQueueDiscipline(message),
-        format!("filter what comes in by {name}"),
+        format!("add an ingress filter to {name}"),
     )
 }
 
 /// Takes that place away, and its filters.
 pub fn leave_out(link: u32, name: &str) -> Request {
     let message = queue(link, OF_INGRESS, INGRESS, "ingress", Vec::new());
-    let what = format!("no longer filter what comes in by {name}");
+    let what = format!("remove the ingress filter of {name}");
     Request::new(RouteNetlinkMessage::DelQueueDiscipline(message), what)
 }
 

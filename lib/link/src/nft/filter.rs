@@ -269,8 +269,8 @@ impl Filter {
         Err(Error::new(
             Kind::Mismatch,
             format!(
-                "the chain {name} of the table {words} is {found}, and must be {wanted}; \"nft delete chain {words} {name}\" \
-                 removes it, after its owner was changed"
+                "the chain {name} of the table {words} is {found}, and must be {wanted}; first reconfigure the \
+                 program that added it, then remove it with \"nft delete chain {words} {name}\""
             ),
         ))
     }
@@ -286,7 +286,7 @@ impl Filter {
             Kind::Mismatch,
             format!(
                 "the chain {name} of the table {words} is {found}, and must be without a hook, since rules lead to it; \
-                 \"nft delete chain {words} {name}\" removes it, after its owner was changed"
+                 first reconfigure the program that added it, then remove it with \"nft delete chain {words} {name}\""
             ),
         ))
     }

@@ -3,7 +3,7 @@
 //!
 //! - `used.txt` lists the fields of an instance's spec that the programs use; a path stands for all below it.
 //! - The tables of [`rows`] have the reason why a field has no effect, or is refused, and where.
-//! - A field that the types have and neither lists is reported as not built yet.
+//! - A field that the types have and neither lists is reported as not supported yet.
 //! - A field that the types do not have is unknown.
 //!
 //! To build a field: use it, move its path from the table to `used.txt`. Lists are written `[]`.

@@ -23,8 +23,8 @@ pub(super) struct Row {
     pub(super) place: Where,
 }
 
-/// The field is not built yet.
-pub(super) const LATER: &str = "not built yet; it has no effect";
+/// The field is not supported yet.
+pub(super) const LATER: &str = "not supported yet; it has no effect";
 
 const fn row(field: &'static str, verdict: Verdict, text: &'static str) -> Row {
     Row { field, verdict, text, place: Where::Anywhere }
@@ -34,14 +34,14 @@ const fn later(field: &'static str) -> Row {
     row(field, Unsupported, LATER)
 }
 
-/// A cluster uses the field; for one machine it is not built yet.
+/// A cluster uses the field; for one machine it is not supported yet.
 const fn later_alone(field: &'static str) -> Row {
     Row { field, verdict: Unsupported, text: LATER, place: Where::Machine }
 }
 
 /// The field has a meaning in a cluster only.
 const fn only_cluster(field: &'static str) -> Row {
-    Row { field, verdict: Ignored, text: "for clusters; this machine is the only one", place: Where::Machine }
+    Row { field, verdict: Ignored, text: "only for clusters", place: Where::Machine }
 }
 
 /// The field has a meaning in a cluster only, and none is built yet.
@@ -67,7 +67,7 @@ const INSTANCE: &[Row] = &[
     only_cluster("nodeSelector"),
     only_cluster("priorityClassName"),
     later_alone("readinessProbe"),
-    row("resourceClaims", Error, "not built yet: devices of the machine cannot be given to a guest"),
+    row("resourceClaims", Error, "not supported yet: devices of the machine cannot be given to a guest"),
     only_cluster("schedulerName"),
     only_cluster("serviceAccountName"),
     later_in_cluster("serviceAccountName"),
@@ -87,45 +87,45 @@ const INSTANCE: &[Row] = &[
         "libvirt 9.0 cannot set it",
     ),
     later("domain.devices.disks[].changedBlockTracking"),
-    row("domain.devices.disks[].disk.pciAddress", Unsupported, "devices keep the places that they are given"),
+    row("domain.devices.disks[].disk.pciAddress", Unsupported, "PCI addresses are assigned automatically"),
     later("domain.devices.disks[].lun.reservation"),
     later("domain.devices.downwardMetrics"),
-    row("domain.devices.filesystems", Error, "not built yet: use a disk"),
-    row("domain.devices.gpus", Error, "not built yet: devices of the machine cannot be given to a guest"),
+    row("domain.devices.filesystems", Error, "not supported yet: use a disk"),
+    row("domain.devices.gpus", Error, "not supported yet: devices of the machine cannot be given to a guest"),
     row(
         "domain.devices.hostDevices",
         Error,
-        "not built yet: devices of the machine cannot be given to a guest",
+        "not supported yet: devices of the machine cannot be given to a guest",
     ),
-    row("domain.devices.interfaces[].binding", Error, "not built yet: use masquerade or bridge"),
+    row("domain.devices.interfaces[].binding", Error, "not supported yet: use masquerade or bridge"),
     later("domain.devices.interfaces[].dhcpOptions"),
     row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has removed it: use bridge"),
     row("domain.devices.interfaces[].passt", Error, "KubeVirt has removed it: use masquerade"),
-    row("domain.devices.interfaces[].passtBinding", Error, "not built yet: use masquerade"),
-    row("domain.devices.interfaces[].pciAddress", Unsupported, "devices keep the places that they are given"),
+    row("domain.devices.interfaces[].passtBinding", Error, "not supported yet: use masquerade"),
+    row("domain.devices.interfaces[].pciAddress", Unsupported, "PCI addresses are assigned automatically"),
     later("domain.devices.interfaces[].portRanges"),
     row("domain.devices.interfaces[].slirp", Error, "KubeVirt has removed it: use masquerade"),
-    row("domain.devices.interfaces[].sriov", Error, "not built yet: use bridge"),
+    row("domain.devices.interfaces[].sriov", Error, "not supported yet: use bridge"),
     row("domain.devices.watchdog.diag288", Error, "a device of s390x: use i6300esb"),
     later("domain.features.hyperv.tlbflush.direct"),
     later("domain.features.hyperv.tlbflush.extended"),
     later("domain.features.hypervPassthrough"),
     later("domain.firmware.acpi"),
-    refused_alone("domain.firmware.kernelBoot", "not built yet on one machine: boot from a disk"),
-    row("domain.launchSecurity", Error, "not built yet: the guest would run without it"),
+    refused_alone("domain.firmware.kernelBoot", "not supported yet on one machine: boot from a disk"),
+    row("domain.launchSecurity", Error, "not supported yet: the guest would run without it"),
     only_cluster("domain.memory.reservedOverhead"),
     later_in_cluster("domain.memory.reservedOverhead"),
     only_cluster("domain.resources.overcommitGuestOverhead"),
     later_in_cluster("domain.resources.overcommitGuestOverhead"),
-    row("networks[].resourceClaim", Error, "not built yet: use multus"),
+    row("networks[].resourceClaim", Error, "not supported yet: use multus"),
     Row {
         field: "volumes[].containerDisk.path",
         verdict: Unsupported,
-        text: "the one file of the image is the disk, wherever it is",
+        text: "the only file of the image is used as the disk",
         place: Where::Machine,
     },
-    row("volumes[].containerPath", Error, "not built yet"),
-    row("volumes[].downwardMetrics", Error, "not built yet"),
+    row("volumes[].containerPath", Error, "not supported yet"),
+    row("volumes[].downwardMetrics", Error, "not supported yet"),
     row("volumes[].memoryDump", Error, "KubeVirt deprecates it: request a dump by `virtctl memory-dump get`"),
     refused_alone("volumes[].serviceAccount", "ServiceAccounts are a cluster's; this machine has none"),
 ];
@@ -133,7 +133,7 @@ const INSTANCE: &[Row] = &[
 /// Below a VirtualMachine's spec.
 const MACHINE: &[Row] = &[
     row("dataVolumeTemplates[].status", Ignored, "set by the program; ignored here"),
-    refused_alone("instancetype", "not built yet: write cpu and memory into the template"),
+    refused_alone("instancetype", "not supported yet: write cpu and memory into the template"),
     Row { field: "preference", verdict: Unsupported, text: LATER, place: Where::Machine },
     later("updateVolumesStrategy"),
 ];
@@ -143,27 +143,27 @@ const DATA_VOLUME: &[Row] = &[
     row("checkpoints", Error, "multi-stage imports are not planned"),
     row("finalCheckpoint", Error, "multi-stage imports are not planned"),
     only_cluster("priorityClassName"),
-    row("pvc.dataSource", Error, "not built yet: use source.pvc"),
-    row("pvc.dataSourceRef", Error, "not built yet: use source.pvc"),
+    row("pvc.dataSource", Error, "not supported yet: use source.pvc"),
+    row("pvc.dataSourceRef", Error, "not supported yet: use source.pvc"),
     only_cluster("pvc.selector"),
     only_cluster("pvc.volumeAttributesClassName"),
     only_cluster("pvc.volumeName"),
     only_cluster("serviceAccountName"),
     row("source.imageio", Error, "not planned"),
     row("source.registry.imageStream", Error, "image streams are OpenShift's; use url"),
-    refused_alone("source.snapshot", "not built yet: use source.pvc"),
+    refused_alone("source.snapshot", "not supported yet: use source.pvc"),
     row("source.vddk", Error, "not planned"),
-    refused_alone("sourceRef", "not built yet: use source"),
-    row("storage.dataSource", Error, "not built yet: use source.pvc"),
-    row("storage.dataSourceRef", Error, "not built yet: use source.pvc"),
+    refused_alone("sourceRef", "not supported yet: use source"),
+    row("storage.dataSource", Error, "not supported yet: use source.pvc"),
+    row("storage.dataSourceRef", Error, "not supported yet: use source.pvc"),
     only_cluster("storage.selector"),
     only_cluster("storage.volumeName"),
 ];
 
 /// Below a PersistentVolumeClaim's spec.
 const CLAIM: &[Row] = &[
-    row("dataSource", Error, "not built yet: use a DataVolume with source.pvc"),
-    row("dataSourceRef", Error, "not built yet: use a DataVolume with source.pvc"),
+    row("dataSource", Error, "not supported yet: use a DataVolume with source.pvc"),
+    row("dataSourceRef", Error, "not supported yet: use a DataVolume with source.pvc"),
     only_cluster("selector"),
     only_cluster("volumeAttributesClassName"),
     only_cluster("volumeName"),

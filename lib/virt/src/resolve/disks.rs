@@ -133,7 +133,7 @@ impl Resolution<'_> {
             self.findings.add(
                 Verdict::Unsupported,
                 path,
-                "not built yet: config drives do not describe devices",
+                "not supported yet: config drives do not describe devices",
             );
         }
         let always_writable = device == DiskDevice::Disk && bus == Bus::Sata;

@@ -91,7 +91,7 @@ impl Resolution<'_> {
             self.findings.add(
                 Verdict::Unsupported,
                 path,
-                "not built yet: config drives do not describe devices",
+                "not supported yet: config drives do not describe devices",
             );
         }
         let link_up = match one.state.as_deref() {

@@ -99,7 +99,7 @@ pub fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, accelerat
     let (reason, message) =
         if software { ("NoKVM", "the guest runs in software, many times slower") } else { ("", "") };
     condition(conditions, "SoftwareEmulation", software, reason, message);
-    let only = "this machine is the only one";
+    let only = "live migration needs a cluster; this is a single machine";
     condition(conditions, "LiveMigratable", false, "SingleNode", only);
     phase(status, "Running");
 }

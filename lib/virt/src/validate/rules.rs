@@ -139,7 +139,7 @@ const ANNOTATIONS: [&str; 7] = [
 /// Names annotations that are ignored, below `at`.
 fn annotations(at: &str, metadata: &ObjectMeta, findings: &mut Findings) {
     for name in ANNOTATIONS.iter().filter(|name| metadata.annotations.contains_key(**name)) {
-        let text = "not built yet; it has no effect";
+        let text = "not supported yet; it has no effect";
         findings.add(Verdict::Unsupported, format!("{at}.annotations.{name}"), text);
     }
 }

@@ -123,7 +123,10 @@ impl Controller {
         let object = match serde_json::from_value::<NetworkAddonsConfig>(held.0.clone()) {
             Ok(object) => object,
             Err(error) => {
-                tracing::error!(object = %key, %error, "the object does not fit its schema");
+                tracing::error!(
+                    object = %key, %error,
+                    "the NetworkAddonsConfig does not fit its schema and is ignored; correct the field that the error names"
+                );
                 return Ok(Outcome::Done);
             }
         };
@@ -154,7 +157,10 @@ impl Controller {
                 Ok(before) => Some(before),
                 // Another range would be given out while addresses of the old one are in use.
                 Err(error) => {
-                    let text = format!("the ConfigMap {KEPT} cannot be read: {error}");
+                    let text = format!(
+                        "the ConfigMap {KEPT} cannot be read: {error}: correct its entry \"applied\", or restore the \
+                         ConfigMap"
+                    );
                     return Ok(Err(("FailedToGetPreviousConfigSpec", text)));
                 }
             },

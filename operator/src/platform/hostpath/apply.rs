@@ -117,7 +117,10 @@ impl Controller {
         let object = match serde_json::from_value::<HostPathProvisioner>(held.0.clone()) {
             Ok(object) => object,
             Err(error) => {
-                tracing::error!(object = %key, %error, "the object does not fit its schema");
+                tracing::error!(
+                    object = %key, %error,
+                    "the HostPathProvisioner does not fit its schema and is ignored; correct the field that the error names"
+                );
                 return Ok(Outcome::Done);
             }
         };

@@ -55,7 +55,7 @@ pub fn problems(spec: &HostPathSpec) -> Vec<(String, String)> {
                 } else if let Some(other) =
                     paths.iter().find(|other| within(path, other) || within(other, path))
                 {
-                    add(field("path"), format!("{path} and {other} are in each other"));
+                    add(field("path"), format!("one path of {path} and {other} contains the other"));
                 }
                 paths.push(path);
                 of_pool(pool, &mut |name, text| add(field(name), text));

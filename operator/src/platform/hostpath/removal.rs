@@ -35,7 +35,8 @@ impl Controller {
             match volume.step(&roots) {
                 Step::Nothing => {}
                 Step::Refuse(why) => {
-                    self.events.publish(&reference(volume), Type::Warning, "VolumeFailedDelete", &why);
+                    let text = format!("{why}; remove the directory and the PersistentVolume by hand");
+                    self.events.publish(&reference(volume), Type::Warning, "VolumeFailedDelete", &text);
                 }
                 Step::Remove { parent, name, host } => {
                     let job = pools::removal(&self.settings, driver, &volume.name, &parent, &name, &host);

@@ -137,7 +137,10 @@ impl Controller {
         let owner = match serde_json::from_value::<HyperConverged>(held.0.clone()) {
             Ok(owner) => owner,
             Err(error) => {
-                tracing::error!(object = %key, %error, "the object does not fit its schema");
+                tracing::error!(
+                    object = %key, %error,
+                    "the HyperConverged does not fit its schema and is ignored; correct the field that the error names"
+                );
                 return Ok(Outcome::Done);
             }
         };

@@ -105,7 +105,7 @@ mod tests {
     fn errors_and_unknown_fields_refuse_and_the_rest_warns() {
         let error = finding("spec.a", Verdict::Error, "wrong");
         let unknown = finding("spec.b", Verdict::Unknown, "no such field");
-        let unsupported = finding("spec.c", Verdict::Unsupported, "not built yet");
+        let unsupported = finding("spec.c", Verdict::Unsupported, "not supported yet");
         let response =
             judge(Vec::new(), &[error, unknown, unsupported.clone()]).write("u")["response"].clone();
         assert_eq!(response["status"]["message"], "spec.a: wrong, spec.b: no such field");
@@ -123,7 +123,7 @@ mod tests {
         let response = judge(Vec::new(), &[unsupported]).write("u")["response"].clone();
         assert_eq!(
             (&response["allowed"], &response["warnings"]),
-            (&json!(true), &json!(["spec.c: not built yet"]))
+            (&json!(true), &json!(["spec.c: not supported yet"]))
         );
     }
 

@@ -362,7 +362,10 @@ impl Controller {
             let import =
                 importer::Import { target: o.target, written, owner: &owner, task, settings, images };
             let Some(pod) = importer::pod(&import) else {
-                let message = "this source is not served by this version of the operator".to_owned();
+                let message =
+                    "spec.source.registry: pullMethod node needs a docker:// url; image streams are \
+                               not supported: give the image's url"
+                        .to_owned();
                 return self.troubled(o.target, &Obstacle { reason: "SourceNotSupported", message }).await;
             };
             self.applier.apply(&Action::Create(pod)).await.map(|_| ())

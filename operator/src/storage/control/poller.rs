@@ -1,4 +1,4 @@
-//! One request to the process that polls: HTTP/1.1 over mutual TLS.
+//! One request to the polling process: HTTP/1.1 over mutual TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +31,9 @@ pub(super) async fn ask(
 ) -> Answer {
     let polled =
         tokio::time::timeout(ANSWER_TIMEOUT, call(address, server, trusted, identity, request)).await;
-    let failed =
-        |why: String| Answer::Failed(format!("the process that polls (Service {}): {why}", poll::SERVICE));
+    let failed = |why: String| {
+        Answer::Failed(format!("the polling process (Service {}) cannot be reached: {why}", poll::SERVICE))
+    };
     match polled {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => failed(error::chain(&*error)),
@@ -54,7 +55,7 @@ async fn call(
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "the connection to the process that polls broke");
+            tracing::debug!(%error, "the connection to the polling process broke");
         }
     });
     let body = serde_json::to_vec(request)?;

@@ -167,7 +167,7 @@ impl Controller {
     async fn by_pod(&self, cron: &Cron) -> Result<Option<Answer>> {
         let settings = self.settings();
         let Some(pod) = importer::poll(cron, &settings, &self.setup.images) else {
-            return Ok(Some(Answer::Failed("this source cannot be polled".to_owned())));
+            return Ok(Some(Answer::Failed("only http, s3, gcs and registry sources are polled".to_owned())));
         };
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
         let key = Key::new(&cron.meta.namespace, name);

@@ -136,7 +136,11 @@ fn unworked(o: &Observed<'_>, prime: &Claim, class: &Class) -> Plan {
         }
     }
     if prime.phase == Phase::Lost {
-        return Plan::troubled("ErrClaimLost", format!("PVC {} lost its volume", prime.meta.name));
+        let message = format!(
+            "PVC {} lost its PersistentVolume: delete PVC {} (or its DataVolume) and create it again",
+            prime.meta.name, o.target.meta.name
+        );
+        return Plan::troubled("ErrClaimLost", message);
     }
     // A pod is what makes the scheduler choose a node; where none has to be chosen, it waits for the volume.
     if class.waits_for_consumer || prime.phase == Phase::Bound {
@@ -257,7 +261,10 @@ fn rebind(o: &Observed<'_>, prime: &Claim, mut actions: Vec<Action>) -> Plan {
         return Plan::act(actions);
     }
     if volume.claim_uid != prime.meta.uid {
-        let message = format!("PV {} bound to unexpected claim {}", volume.meta.name, volume.claim_name);
+        let message = format!(
+            "PV {} bound to unexpected claim {}: delete PVC {} (or its DataVolume) and create it again",
+            volume.meta.name, volume.claim_name, o.target.meta.name
+        );
         return Plan { actions, ..Plan::troubled("ErrUnexpectedClaim", message) };
     }
     actions.push(Action::Rebind {

@@ -82,9 +82,12 @@ fn usable(source: Source) -> Result<Source, Obstacle> {
         Source::Unsupported(kind) => {
             Err(Obstacle { reason: "SourceNotSupported", message: format!("source {kind} is not supported") })
         }
-        Source::Missing => {
-            Err(Obstacle { reason: "SourceMissing", message: "the source names no known kind".into() })
-        }
+        Source::Missing => Err(Obstacle {
+            reason: "SourceMissing",
+            message: "the source is missing or of an unknown kind: use http, s3, gcs, registry, blank, upload, pvc or \
+                      snapshot, or in a VolumeCloneSource the kind PersistentVolumeClaim or VolumeSnapshot"
+                .into(),
+        }),
         Source::Remote(_)
         | Source::Registry(_)
         | Source::Blank

@@ -124,7 +124,7 @@ impl Fetcher {
                 made.map_err(|_| Problem::Failed(format!("the address of the {scheme} proxy is not a URL")))?;
             builder = builder.proxy(proxy.no_proxy(NoProxy::from_string(&asked.no_proxy)));
         }
-        let client = builder.build().map_err(|error| failed("the HTTP client", error))?;
+        let client = builder.build().map_err(|error| failed("cannot set up the HTTP client", error))?;
         Ok(Self { client, guard })
     }
 
@@ -141,7 +141,10 @@ impl Fetcher {
 
 /// Sends a request.
 pub(super) async fn send(request: RequestBuilder) -> Result<Response, Problem> {
-    request.send().await.map_err(|error| failed("the source", error))
+    request.send().await.map_err(|error| {
+        let host = error.url().and_then(Url::host_str).unwrap_or("the source").to_owned();
+        failed(&format!("no answer from {host}"), error)
+    })
 }
 
 /// An error of the client. It may hold a refusal; its URL may hold a secret.
@@ -160,7 +163,7 @@ fn failed(what: &str, error: reqwest::Error) -> Problem {
 /// The whole body of an answer, if it is not longer than `most`.
 pub(super) async fn whole(mut answer: Response, most: usize) -> Result<Vec<u8>, Problem> {
     let mut bytes = Vec::new();
-    while let Some(piece) = answer.chunk().await.map_err(|error| failed("the answer", error))? {
+    while let Some(piece) = answer.chunk().await.map_err(|error| failed("the answer broke off", error))? {
         if bytes.len() + piece.len() > most {
             return Err(Problem::Failed(format!("the answer is longer than {most} bytes")));
         }
@@ -191,7 +194,7 @@ fn tls(insecure: bool) -> Result<ClientConfig, Problem> {
         roots
     });
     let config = serve::trust::client(roots);
-    let mut config = config.map_err(|error| Problem::Failed(format!("TLS: {error}")))?;
+    let mut config = config.map_err(|error| Problem::Failed(format!("cannot set up TLS: {error}")))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

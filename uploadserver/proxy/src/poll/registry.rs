@@ -101,8 +101,12 @@ async fn token(client: &Fetcher, headers: &HeaderMap, repository: &str) -> Resul
     })?;
     url.query_pairs_mut().extend_pairs(query);
     let answer = send(client.request(Method::GET, url.as_str())?).await?;
-    if !answer.status().is_success() {
-        return Err(none());
+    match answer.status() {
+        status if status.is_success() => {}
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(none()),
+        status => {
+            return Err(Problem::Failed(format!("the registry's token server answers {status}")));
+        }
     }
     let body = whole(answer, MOST_TOKEN).await?;
     let given: TokenAnswer = serde_json::from_slice(&body)

@@ -231,7 +231,7 @@ impl Disks<'_> {
         if let Some(empty) = &volume.empty_disk {
             let size = empty.capacity.as_ref().map_or(Ok(0), |capacity| capacity.bytes());
             let size =
-                size.map_err(|error| Error::with(Kind::Content, "its status.capacity is invalid", error))?;
+                size.map_err(|error| Error::with(Kind::Content, "its emptyDisk.capacity is invalid", error))?;
             return self.make(&volume.name, size, None);
         }
         if volume.ephemeral.is_some() {

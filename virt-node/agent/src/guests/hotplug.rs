@@ -225,7 +225,12 @@ impl Guest<'_> {
 
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(Error::new(Kind::System, "attaching or detaching a volume was aborted")))
+    done.unwrap_or_else(|_| {
+        Err(Error::new(
+            Kind::System,
+            "attaching or detaching a volume was aborted: the thread panicked; see the agent's log",
+        ))
+    })
 }
 
 #[cfg(test)]

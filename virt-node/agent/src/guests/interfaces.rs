@@ -66,7 +66,12 @@ pub(crate) async fn mend(
         Ok((network, launched))
     };
     let wired = tokio::task::spawn_blocking(work).await;
-    let wired = wired.unwrap_or_else(|_| Err(Error::new(Kind::System, "connecting a network was aborted")));
+    let wired = wired.unwrap_or_else(|_| {
+        Err(Error::new(
+            Kind::System,
+            "connecting a network was aborted: the thread panicked; see the agent's log",
+        ))
+    });
     let (network, launched) = wired?;
     // Those that are there change at most their link.
     for one in &launched {

@@ -71,7 +71,12 @@ pub(crate) async fn launch(
     instance.spec.domain.devices.log_serial_console.get_or_insert(pod.logs_console);
     let work = move || prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt);
     let prepared = tokio::task::spawn_blocking(work).await;
-    let prepared = prepared.unwrap_or_else(|_| Err(Error::new(Kind::System, "a start was aborted")));
+    let prepared = prepared.unwrap_or_else(|_| {
+        Err(Error::new(
+            Kind::System,
+            "the start of a guest was aborted: the thread panicked; see the agent's log",
+        ))
+    });
     let (launch, network) = prepared?;
     if !adopt {
         match talk.launch(&launch).await? {

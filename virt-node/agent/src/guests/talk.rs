@@ -44,8 +44,12 @@ impl Talk {
     pub(crate) async fn open(pod: &std::sync::Arc<PodDirectory>) -> Result<(Self, Process)> {
         let pod = std::sync::Arc::clone(pod);
         let connected = tokio::task::spawn_blocking(move || launcher::connect(&pod)).await;
-        let Connection { stream, process } =
-            connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was aborted")))?;
+        let Connection { stream, process } = connected.unwrap_or_else(|_| {
+            Err(Error::new(
+                Kind::System,
+                "a connection to a launcher was aborted: the thread panicked; see the agent's log",
+            ))
+        })?;
         stream.set_nonblocking(true).map_err(lost)?;
         Ok((
             Self {

@@ -31,7 +31,7 @@ pub(crate) fn forbid(launcher: &Process, disk: &Disk) -> Result<()> {
 
 fn write(launcher: &Process, file: &str, disk: &Disk) -> Result<()> {
     let group = launcher.group("devices")?.ok_or_else(|| {
-        let text = "a block volume cannot come to a guest that runs on this node: it has no device controller of control \
+        let text = "a block volume cannot be attached to a running guest on this node: it has no device controller of control \
                     groups version 1; stop the VirtualMachine and start it again, or use a volume with a filesystem";
         Error::new(Kind::Content, text)
     })?;

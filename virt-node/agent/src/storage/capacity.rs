@@ -101,14 +101,20 @@ fn is_significant(known: &Known, now: &Known) -> bool {
 }
 
 async fn write(controller: &Controller, settings: &Settings, now: &Known) -> Result<()> {
-    let failed = |error: cluster::Error| Error::with(Kind::Cluster, "CSIStorageCapacity", error);
+    let failed = |class: &str, error: cluster::Error| {
+        let text = format!("cannot write the CSIStorageCapacity of StorageClass {class}");
+        Error::with(Kind::Cluster, text, error)
+    };
     let manager = format!("external-provisioner-{}", settings.node);
     let labels = format!(
         "csi.storage.k8s.io/drivername={},csi.storage.k8s.io/managed-by={manager}",
         controller.driver.name()
     );
     let scope = Scope::all().namespace(&settings.namespace).labels(&labels);
-    let written: Vec<Written> = controller.client.list(CAPACITIES, &scope).await.map_err(failed)?;
+    let written: Vec<Written> = controller.client.list(CAPACITIES, &scope).await.map_err(|error| {
+        let text = format!("cannot list the CSIStorageCapacity objects of namespace {}", settings.namespace);
+        Error::with(Kind::Cluster, text, error)
+    })?;
     let mut written: BTreeMap<String, Vec<Written>> =
         written.into_iter().fold(BTreeMap::new(), |mut all, one| {
             all.entry(one.storage_class_name.clone()).or_default().push(one);
@@ -130,7 +136,7 @@ async fn write(controller: &Controller, settings: &Settings, now: &Known) -> Res
                     .client
                     .merge_patch::<IgnoredAny>(CAPACITIES, &key, &patch)
                     .await
-                    .map_err(failed)?;
+                    .map_err(|error| failed(class, error))?;
             }
             None => {
                 let owner = owner(controller, settings).await;
@@ -139,7 +145,7 @@ async fn write(controller: &Controller, settings: &Settings, now: &Known) -> Res
                 match controller.client.create::<IgnoredAny>(CAPACITIES, namespace, &object).await {
                     Ok(_) => {}
                     Err(error) if error.is_already_exists() => {}
-                    Err(error) => return Err(failed(error)),
+                    Err(error) => return Err(failed(class, error)),
                 }
             }
         }
@@ -153,7 +159,9 @@ async fn write(controller: &Controller, settings: &Settings, now: &Known) -> Res
 async fn delete(controller: &Controller, settings: &Settings, one: &Written) -> Result<()> {
     let key = Key::new(&settings.namespace, &one.metadata.name);
     let deleted = controller.client.delete(CAPACITIES, &key, &Delete::default().uid(&one.metadata.uid)).await;
-    deleted.map(drop).map_err(|error| Error::with(Kind::Cluster, "CSIStorageCapacity", error))
+    let failed =
+        |error| Error::with(Kind::Cluster, format!("cannot delete the CSIStorageCapacity {key}"), error);
+    deleted.map(drop).map_err(failed)
 }
 
 async fn ask(controller: &Controller, class: &Class) -> Result<Left> {

@@ -64,21 +64,21 @@ impl Driver {
 
     async fn connect(socket: &Path) -> Result<Self> {
         let failed = |what: &str, error: Box<dyn std::error::Error + Send + Sync>| {
-            Error::with(Kind::System, format!("{what} of {}", socket.display()), error)
+            Error::with(Kind::System, format!("{what} failed at {}", socket.display()), error)
         };
         let channel = channel(socket);
         let info = IdentityClient::new(channel.clone())
             .get_plugin_info(GetPluginInfoRequest {})
             .await
-            .map_err(|error| failed("no name", error.into()))?;
+            .map_err(|error| failed("GetPluginInfo", error.into()))?;
         let node = NodeClient::new(channel.clone())
             .node_get_info(NodeGetInfoRequest {})
             .await
-            .map_err(|error| failed("no topology", error.into()))?;
+            .map_err(|error| failed("NodeGetInfo", error.into()))?;
         let capabilities = ControllerClient::new(channel.clone())
             .controller_get_capabilities(ControllerGetCapabilitiesRequest {})
             .await
-            .map_err(|error| failed("no capabilities", error.into()))?;
+            .map_err(|error| failed("ControllerGetCapabilities", error.into()))?;
         let several = i32::from(rpc::Type::SingleNodeMultiWriter);
         let several_writers = capabilities
             .into_inner()

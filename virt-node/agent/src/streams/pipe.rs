@@ -86,7 +86,12 @@ pub(super) async fn open(
         tokio::time::sleep(TAKE_OVER).await;
     }
     let connected = tokio::task::spawn_blocking(move || launcher::connect_to(&pod, socket)).await;
-    let stream = connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was aborted")));
+    let stream = connected.unwrap_or_else(|_| {
+        Err(Error::new(
+            Kind::System,
+            "a connection to a launcher was aborted: the thread panicked; see the agent's log",
+        ))
+    });
     let stream = stream.map_err(|error| match (error.kind(), name) {
         (Kind::Launcher, "console") => Refused::bad("No serial consoles are present."),
         (Kind::Launcher, _) => Refused::bad("No graphics devices are present."),

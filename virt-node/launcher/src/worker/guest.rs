@@ -253,7 +253,9 @@ impl Guest {
     fn agent(&self, command: &str, seconds: u32) -> Result<String, Refusal> {
         let seconds = c_int::try_from(seconds).ok().filter(|_| seconds <= AGENT_TIMEOUT_MAX);
         let Some(seconds) = seconds.filter(|_| command.len() <= AGENT_COMMAND_MAX) else {
-            let limits = format!("at most {AGENT_COMMAND_MAX} bytes and {AGENT_TIMEOUT_MAX} seconds");
+            let limits = format!(
+                "a command for the guest agent has at most {AGENT_COMMAND_MAX} bytes and a timeout of at most {AGENT_TIMEOUT_MAX} s"
+            );
             return Err(Refusal::new(RefusedKind::Invalid, limits));
         };
         Ok(self.domain()?.agent(command, seconds)?)
@@ -514,19 +516,27 @@ impl Guest {
             let per_socket = launch.cpu.cores * launch.cpu.threads;
             if processors > found.processors {
                 let most = launch.cpu.max_sockets * per_socket;
-                if processors > most || !processors.is_multiple_of(per_socket) {
-                    let text = format!(
+                if processors > most {
+                    return Err(invalid(format!(
                         "{processors} vCPUs: the guest was started with room for {most}; restart it for more"
-                    );
-                    return Err(invalid(text + &format!(", in sockets of {per_socket}")));
+                    )));
+                }
+                if !processors.is_multiple_of(per_socket) {
+                    return Err(invalid(format!(
+                        "{processors} vCPUs: vCPUs are added in sockets of {per_socket}"
+                    )));
                 }
                 libvirt::set_processors(&running, processors)?;
             }
             if memory > launch.memory.guest + found.requested {
                 let most = launch.memory.max_guest;
+                if memory > most {
+                    return Err(invalid(format!(
+                        "{memory} bytes of memory: the guest was started with room for {most} bytes; restart it for more"
+                    )));
+                }
                 let device = domain::memory(&launch, memory).ok_or_else(|| {
-                    let text = format!("{memory} bytes of memory: the guest was started with room for {most}; restart it for more");
-                    invalid(text + ", in blocks of 2 MiB")
+                    invalid(format!("{memory} bytes of memory: memory is added in blocks of 2 MiB"))
                 })?;
                 libvirt::update(&running, &device)?;
             }

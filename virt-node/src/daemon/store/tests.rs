@@ -47,8 +47,8 @@ fn a_torn_or_newer_file_is_named_and_stays() {
     let file = folder.path().join("Secret/default/a");
     let whole = fs::read(&file).unwrap();
     for (text, problem) in [
-        (&whole[..whole.len() / 2], "torn"),
-        (b"", "torn"),
+        (&whole[..whole.len() / 2], "not valid JSON"),
+        (b"", "not valid JSON"),
         (b"{\"version\": 3, \"object\": {}}", "newer release (version 3)"),
         (b"{\"version\": 1}", "no object"),
     ] {

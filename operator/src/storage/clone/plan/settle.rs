@@ -14,7 +14,10 @@ pub(super) fn settle(o: &Observed<'_>, temporary: &Claim) -> Plan {
         return Plan::default();
     }
     if volume.claim_uid != temporary.meta.uid {
-        let message = format!("PV {} bound to unexpected claim {}", volume.meta.name, volume.claim_name);
+        let message = format!(
+            "PV {} bound to unexpected claim {}: delete PVC {} (or its DataVolume) and create it again",
+            volume.meta.name, volume.claim_name, o.target.meta.name
+        );
         return Plan::troubled("ErrUnexpectedClaim", message);
     }
     if temporary.size < o.target.size {
