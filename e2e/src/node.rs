@@ -473,6 +473,8 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "serializeImagePulls": false,
         // Tests of many transfers have a pod for each.
         "maxPods": 240,
+        // Metrics of volumes are as old as this; a minute otherwise.
+        "volumeStatsAggPeriod": "5s",
         // A pod's volume grows when the kubelet looks at the pod again; a minute otherwise.
         "syncFrequency": "5s",
         // Tests of restarts wait for one.

@@ -490,14 +490,20 @@ mod tests {
             (r#"[{"name":"a","path":"/a","snapshotPath":"/a/pvc-1"}]"#, "a volume is or may be"),
             (r#"[{"name":"a","path":"/a","snapshotPath":"/a/.hpp-csi"}]"#, "a volume is or may be"),
             (r#"[{"name":"a","path":"/a","snapshotPath":"/a/../a"}]"#, ".."),
-            (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a/b"}]"#, "in each other"),
-            (r#"[{"name":"a","path":"/a/b/c"},{"name":"b","path":"/a"}]"#, "in each other"),
+            (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a/b"}]"#, "contains the other"),
+            (r#"[{"name":"a","path":"/a/b/c"},{"name":"b","path":"/a"}]"#, "contains the other"),
             (
                 r#"[{"name":"a","path":"/a"},{"name":"b","path":"/b","snapshotPath":"/a/snapshots"}]"#,
-                "in each other",
+                "contains the other",
             ),
-            (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/b","snapshotPath":"/a/s"}]"#, "in each other"),
-            (r#"[{"name":"a","path":"/a","snapshotPath":"/s"},{"name":"b","path":"/s/b"}]"#, "in each other"),
+            (
+                r#"[{"name":"a","path":"/a"},{"name":"b","path":"/b","snapshotPath":"/a/s"}]"#,
+                "contains the other",
+            ),
+            (
+                r#"[{"name":"a","path":"/a","snapshotPath":"/s"},{"name":"b","path":"/s/b"}]"#,
+                "contains the other",
+            ),
         ] {
             let error = pools(json).unwrap_err();
             assert!(error.to_string().contains(why), "{json}: {error}");

@@ -174,7 +174,7 @@ mod tests {
         };
         let error = Pools::new(&config("link"), |_| Ok(())).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid);
-        assert!(error.to_string().contains("in each other"), "{error}");
+        assert!(error.to_string().contains("contains the other"), "{error}");
         Pools::new(&config("elsewhere"), |_| Ok(())).unwrap();
     }
 }

@@ -129,6 +129,16 @@ fn runs_a_pod(cluster: &Cluster) {
     assert!(wait.status.success(), "{}", String::from_utf8_lossy(&describe()));
     let logs = cluster.kubectl().args(["-n", "first", "logs", "hello"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&logs.stdout), "107\nhello\n", "{logs:?}");
+    // By these the kubelet evicts pods.
+    let node = cluster.place().node_name();
+    let summary: serde_json::Value = cluster.until("the kubelet measures its filesystems", || {
+        let path = format!("/api/v1/nodes/{node}/proxy/stats/summary");
+        let answer = cluster.kubectl().args(["get", "--raw", &path]).output().unwrap();
+        serde_json::from_slice(&answer.stdout).ok()
+    });
+    for filesystem in [&summary["node"]["fs"], &summary["node"]["runtime"]["imageFs"]] {
+        assert!(filesystem["capacityBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{summary:#}");
+    }
 }
 
 #[test]

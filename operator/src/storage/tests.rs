@@ -552,3 +552,185 @@ fn a_foreign_claim_is_left_alone() {
     assert_eq!(running["reason"], "ErrResourceExists");
     assert_eq!(model.volume["status"]["phase"], "Pending");
 }
+
+/// The claim of a DataVolume, and the pod that fills it.
+fn made(spec: &Value) -> Result<(Value, Option<Value>), String> {
+    let mut model = Model::new(&json!({}), false, Binding::Immediate, true, 0);
+    let mut other = model.classes.classes[0].clone();
+    other.meta.name = "other".into();
+    model.classes.classes.push(other);
+    model.volume["spec"] = spec.clone();
+    drop(model.reconcile_volume());
+    let Some(claim) = model.claims.get("disk").cloned() else {
+        return Err(format!("{}", model.volume["status"]["conditions"]));
+    };
+    for _ in 0..3 {
+        model.surroundings();
+        drop(model.reconcile_claim());
+    }
+    let without_uid = |mut object: Value| {
+        object["metadata"]["uid"] = Value::Null;
+        object
+    };
+    Ok((without_uid(claim), model.pods.into_values().next().map(without_uid)))
+}
+
+/// Leaves of a schema.
+fn leaves(schema: &Value, path: &str, found: &mut Vec<String>) {
+    let inner = if schema["type"] == "array" { &schema["items"] } else { schema };
+    match inner["properties"].as_object().filter(|fields| !fields.is_empty()) {
+        None => found.push(path.to_owned()),
+        Some(fields) => {
+            let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+            fields.iter().for_each(|(name, schema)| leaves(schema, &join(name), found));
+        }
+    }
+}
+
+#[test]
+fn every_field_of_a_data_volume_changes_its_claim_or_worker_or_is_named() {
+    let claim = || json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "fast"});
+    let of = |source: Value, name: &str| json!({"source": source, name: claim()});
+    let remote = |kind: &str| of(json!({kind: {"url": "https://a/b"}}), "pvc");
+    let changes = [
+        ("contentType", remote("http"), json!("archive")),
+        ("preallocation", remote("http"), json!(true)),
+        ("priorityClassName", remote("http"), json!("high")),
+        ("serviceAccountName", remote("http"), json!("account")),
+        ("source.http.url", remote("http"), json!("https://a/c")),
+        ("source.http.certConfigMap", remote("http"), json!("map")),
+        ("source.http.checksum", remote("http"), json!("sha256:00")),
+        ("source.http.extraHeaders", remote("http"), json!(["A: b"])),
+        ("source.http.secretExtraHeaders", remote("http"), json!(["secret"])),
+        ("source.http.secretRef", remote("http"), json!("secret")),
+        ("source.http.insecureSkipVerify", remote("http"), json!(true)),
+        ("source.gcs.url", remote("gcs"), json!("gs://a/c")),
+        ("source.gcs.secretRef", remote("gcs"), json!("secret")),
+        ("source.s3.url", remote("s3"), json!("s3://a/c")),
+        ("source.s3.secretRef", remote("s3"), json!("secret")),
+        ("source.s3.certConfigMap", remote("s3"), json!("map")),
+        (
+            "source.registry.url",
+            of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
+            json!("docker://a/c"),
+        ),
+        (
+            "source.registry.secretRef",
+            of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
+            json!("secret"),
+        ),
+        (
+            "source.registry.certConfigMap",
+            of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
+            json!("map"),
+        ),
+        (
+            "source.registry.pullMethod",
+            of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
+            json!("node"),
+        ),
+        (
+            "source.registry.platform.architecture",
+            of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
+            json!("arm64"),
+        ),
+        ("source.blank", json!({"source": {"http": {"url": "https://a/b"}}, "pvc": claim()}), json!({})),
+        ("source.upload", json!({"pvc": claim()}), json!({})),
+        (
+            "source.pvc.name",
+            json!({"source": {"pvc": {"namespace": "n", "name": "a"}}, "pvc": claim()}),
+            json!("b"),
+        ),
+        (
+            "source.pvc.namespace",
+            json!({"source": {"pvc": {"namespace": "n", "name": "a"}}, "pvc": claim()}),
+            json!("m"),
+        ),
+        (
+            "source.snapshot.name",
+            json!({"source": {"snapshot": {"namespace": "n", "name": "a"}}, "pvc": claim()}),
+            json!("b"),
+        ),
+        (
+            "source.snapshot.namespace",
+            json!({"source": {"snapshot": {"namespace": "n", "name": "a"}}, "pvc": claim()}),
+            json!("m"),
+        ),
+    ];
+    let mut silent = Vec::new();
+    for (path, base, value) in &changes {
+        let mut after = base.clone();
+        let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let steps = parent.split('.').filter(|step| !step.is_empty());
+        let place = steps.fold(&mut after, |place, step| &mut place[step]);
+        if ["source.blank", "source.upload"].contains(path) {
+            *place = json!({});
+        }
+        place[name] = value.clone();
+        let (before, after) = (made(base), made(&after));
+        if after.is_err() || before == after {
+            silent.push(format!("{path}: {after:?}"));
+        }
+    }
+    for name in ["pvc", "storage"] {
+        for (field, value) in [
+            ("accessModes", json!(["ReadWriteMany"])),
+            ("volumeMode", json!("Block")),
+            ("resources", json!({"requests": {"storage": "2Gi"}})),
+            ("storageClassName", json!("other")),
+            ("selector", json!({"matchLabels": {"a": "b"}})),
+            ("volumeName", json!("volume")),
+            ("volumeAttributesClassName", json!("gold")),
+        ] {
+            let base = of(json!({"blank": {}}), name);
+            let mut after = base.clone();
+            after[name][field] = value;
+            let (before, after) = (made(&base), made(&after));
+            if after.is_err() || before == after {
+                silent.push(format!("{name}.{field}: {after:?}"));
+            }
+        }
+    }
+    // All others are refused, or named in a warning.
+    let mut all = Vec::new();
+    leaves(&api::kind::Kind::DataVolume.schema()["properties"]["spec"], "", &mut all);
+    let tried = |path: &str| {
+        changes.iter().any(|(one, ..)| path.starts_with(one)) || {
+            let field = path.split_once('.').filter(|(name, _)| ["pvc", "storage"].contains(name));
+            field.is_some_and(|(_, field)| {
+                let fields = [
+                    "accessModes",
+                    "volumeMode",
+                    "resources",
+                    "storageClassName",
+                    "selector",
+                    "volumeName",
+                    "volumeAttributesClassName",
+                ];
+                fields.iter().any(|one| field.starts_with(one))
+            })
+        }
+    };
+    for path in all.iter().filter(|path| !tried(path)) {
+        let mut object = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+            "metadata": {"name": "a", "namespace": "n"}, "spec": of(json!({}), "pvc")});
+        let value = path.split('.').rev().fold(json!("text"), |value, step| json!({step: value}));
+        let merged = &mut object["spec"];
+        let (first, rest) = value.as_object().unwrap().iter().next().unwrap();
+        if merged[first].is_object() && rest.is_object() {
+            let (second, rest) = rest.as_object().unwrap().iter().next().unwrap();
+            merged[first][second] = rest.clone();
+        } else {
+            merged[first] = rest.clone();
+        }
+        let found =
+            virt::validate::object(api::kind::Kind::DataVolume, &object, virt::fields::Place::Cluster);
+        if !found
+            .iter()
+            .any(|one| format!("spec.{path}").starts_with(&one.path) && one.path.len() > "spec.".len())
+        {
+            silent.push(format!("{path}: {found:?}"));
+        }
+    }
+    assert!(silent.is_empty(), "{silent:#?}");
+}

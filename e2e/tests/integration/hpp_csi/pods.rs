@@ -6,7 +6,7 @@ use e2e::storage::DRIVER;
 use serde_json::json;
 
 use crate::hpp_csi::space::{Space, Volume, in_pool, until};
-use crate::hpp_csi::{CLASS, together};
+use crate::hpp_csi::{CLASS, CLUSTER, together};
 
 #[test]
 fn a_claim_waits_for_its_pod_and_is_what_was_asked_for() {
@@ -116,4 +116,27 @@ fn a_claim_grows_while_its_pod_runs() {
     assert_eq!(size(), 300 * crate::hpp_csi::MIB, "the pod's device, without a restart");
     let restarts = &space.get("Pod", "user").unwrap()["status"]["containerStatuses"][0]["restartCount"];
     assert_eq!(*restarts, json!(0));
+}
+
+/// Prometheus and eviction see volumes by these.
+#[test]
+fn the_kubelet_reports_the_size_of_a_mounted_volume() {
+    let _shared = together();
+    let space = Space::new("measured");
+    space.claim("disk", 512, &json!({}));
+    space.pod("user", "true", &[Volume::Files("disk")]);
+    space.running("user");
+    let node = CLUSTER.place().node_name();
+    let metric = |name: &str| {
+        let path = format!("/api/v1/nodes/{node}/proxy/metrics");
+        let page = CLUSTER.kubectl().args(["get", "--raw", &path]).output().unwrap().stdout;
+        let page = String::from_utf8_lossy(&page).into_owned();
+        let line =
+            page.lines().find(|line| line.starts_with(name) && line.contains("namespace=\"measured\""))?;
+        line.rsplit_once(' ')?.1.parse::<f64>().ok()
+    };
+    let size = until("the volume's size is reported", || metric("kubelet_volume_stats_capacity_bytes"));
+    let mib = f64::from(1 << 20);
+    assert!((384.0 * mib..=512.0 * mib).contains(&size), "{size}");
+    assert!(metric("kubelet_volume_stats_available_bytes").is_some_and(|free| free <= size));
 }

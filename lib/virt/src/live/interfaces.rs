@@ -1,5 +1,5 @@
 //! Interfaces that are attached and detached while the guest runs: those bridged to a network by name. One added to the
-//! template is attached, one whose `state` becomes `absent` is detached. The link state of every interface follows, too.
+//! template is attached, one with `state: absent` is detached. The link state of every interface follows, too.
 
 use api::kubevirt::{Interface, VirtualMachineInstanceSpec as Spec};
 

@@ -9,9 +9,9 @@ use api::resource::Quantity;
 
 use crate::status;
 
-/// Condition of an instance whose guest has not yet taken all of its vCPUs.
+/// Condition of an instance with a guest that has not yet taken all of its vCPUs.
 pub const PROCESSORS: &str = "HotVCPUChange";
-/// Condition of an instance whose guest has not yet taken all of its memory.
+/// Condition of an instance with a guest that has not yet taken all of its memory.
 pub const MEMORY: &str = "HotMemoryChange";
 /// Memory comes in blocks of so many bytes.
 const BLOCK: u64 = 2 << 20;
