@@ -10,6 +10,7 @@ pub(crate) mod console;
 mod crowds;
 mod disks;
 mod ends;
+mod groups;
 pub(crate) mod guest;
 mod hollow;
 mod hostpath;

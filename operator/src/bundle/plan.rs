@@ -55,6 +55,8 @@ pub(super) fn everywhere() -> Vec<Collection> {
         of_cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies"),
         namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
         of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents"),
+        namespaced("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshots"),
+        of_cluster("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshotcontents"),
         Collection { labels: WORKERS, ..namespaced("", "v1", "pods") },
     ]);
     all

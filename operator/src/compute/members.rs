@@ -1,11 +1,9 @@
 //! Members of a set or pool: their status, and what both controllers decide alike. Pure.
 
-use std::fmt::Write;
-
 use api::core::LabelSelector;
 
 use super::conditions;
-use crate::view::{SetStatus, condition, is_true};
+use crate::view::{SetStatus, condition, is_true, selector_text};
 
 /// Members that are made or deleted in one reconciliation; the rest follows in the next.
 pub(super) const BURST: usize = 20;
@@ -29,7 +27,7 @@ pub(super) fn status(
     let mut after = before.clone();
     let count = |members: usize| u32::try_from(members).unwrap_or(u32::MAX);
     (after.replicas, after.ready_replicas) = (count(replicas), count(ready));
-    after.label_selector = text(selector);
+    after.label_selector = selector_text(selector);
     let all = &mut after.conditions;
     if paused {
         conditions::set(all, "ReplicaPaused", "True", "Paused", "Controller got paused", now);
@@ -60,26 +58,6 @@ pub(super) fn already_says(before: &SetStatus, failure: &Failure) -> bool {
         .is_some_and(|one| one.message.as_deref() == Some(failure.message.as_str()))
 }
 
-/// A selector as the scale subresource has it: `a=b,c in (d,e),f,!g`.
-pub(super) fn text(selector: &LabelSelector) -> String {
-    let mut all: Vec<String> =
-        selector.match_labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    for one in &selector.match_expressions {
-        let (key, values) = (&one.key, one.values.join(","));
-        let mut text = String::new();
-        let written = match one.operator.as_str() {
-            "In" => write!(text, "{key} in ({values})"),
-            "NotIn" => write!(text, "{key} notin ({values})"),
-            "DoesNotExist" => write!(text, "!{key}"),
-            _ => write!(text, "{key}"),
-        };
-        if written.is_ok() {
-            all.push(text);
-        }
-    }
-    all.join(",")
-}
-
 /// The lowest numbers that are not taken.
 pub(super) fn free(taken: &[u64], count: usize) -> Vec<u64> {
     (0..).filter(|index| !taken.contains(index)).take(count).collect()
@@ -88,22 +66,6 @@ pub(super) fn free(taken: &[u64], count: usize) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn selector_is_written_as_clients_read_it() {
-        let selector: LabelSelector = serde_json::from_value(json!({
-            "matchLabels": {"app": "web"},
-            "matchExpressions": [
-                {"key": "tier", "operator": "In", "values": ["a", "b"]},
-                {"key": "zone", "operator": "NotIn", "values": ["c"]},
-                {"key": "x", "operator": "Exists"},
-                {"key": "y", "operator": "DoesNotExist"},
-            ],
-        }))
-        .unwrap();
-        assert_eq!(text(&selector), "app=web,tier in (a,b),zone notin (c),x,!y");
-    }
 
     #[test]
     fn lowest_free_numbers_are_used() {

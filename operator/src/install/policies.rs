@@ -109,20 +109,26 @@ fn volumes(agent: &Value, node: &Value) -> Vec<Value> {
             ),
         ]),
     ));
-    all.extend(policy(
-        "ferrovirt-agent-writes-snapshots-of-its-node",
-        &rule(
-            "snapshot.storage.k8s.io",
-            &["volumesnapshotcontents", "volumesnapshotcontents/status"],
-            &["UPDATE"],
+    for (name, group, contents, kind) in [
+        ("snapshots", "snapshot.storage.k8s.io", "volumesnapshotcontents", "VolumeSnapshotContents"),
+        (
+            "group-snapshots",
+            "groupsnapshot.storage.k8s.io",
+            "volumegroupsnapshotcontents",
+            "VolumeGroupSnapshotContents",
         ),
-        agent,
-        node,
-        &json!([check(
-            is("snapshot.storage.kubernetes.io/managed-by", "variables.node"),
-            "the node agent may change VolumeSnapshotContents of its own node only",
-        )]),
-    ));
+    ] {
+        all.extend(policy(
+            &format!("ferrovirt-agent-writes-{name}-of-its-node"),
+            &rule(group, &[contents, &format!("{contents}/status")], &["UPDATE"]),
+            agent,
+            node,
+            &json!([check(
+                is("snapshot.storage.kubernetes.io/managed-by", "variables.node"),
+                &format!("the node agent may change {kind} of its own node only"),
+            )]),
+        ));
+    }
     all.extend(policy(
         "ferrovirt-agent-writes-capacities-of-its-node",
         &rule("storage.k8s.io", &["csistoragecapacities"], &["CREATE", "UPDATE", "DELETE"]),

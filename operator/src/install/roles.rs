@@ -200,6 +200,15 @@ fn operator() -> Vec<Value> {
             &["volumesnapshotcontents"],
             &["get", "list", "watch", "create", "patch", "delete"],
         ),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotcontents/status"], &["patch"]),
+        rule("groupsnapshot.storage.k8s.io", &["volumegroupsnapshots"], &["get", "list", "watch", "patch"]),
+        rule("groupsnapshot.storage.k8s.io", &["volumegroupsnapshots/status"], &["patch"]),
+        rule("groupsnapshot.storage.k8s.io", &["volumegroupsnapshotclasses"], READ),
+        rule(
+            "groupsnapshot.storage.k8s.io",
+            &["volumegroupsnapshotcontents"],
+            &["get", "list", "watch", "create", "patch", "delete"],
+        ),
         rule("apps", &["deployments"], &["list", "watch"]),
         named("coordination.k8s.io", &["leases"], &["snapshot-controller-leader"], &["list", "watch"]),
         // The names of objects are not known to the authorizer when they are created.
@@ -313,6 +322,13 @@ fn agent() -> Vec<Value> {
         rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], &["get"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents"], &["get", "list", "watch", "patch"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents/status"], &["patch"]),
+        rule("groupsnapshot.storage.k8s.io", &["volumegroupsnapshotclasses"], &["get"]),
+        rule(
+            "groupsnapshot.storage.k8s.io",
+            &["volumegroupsnapshotcontents"],
+            &["get", "list", "watch", "patch"],
+        ),
+        rule("groupsnapshot.storage.k8s.io", &["volumegroupsnapshotcontents/status"], &["patch"]),
         // Clients of changed blocks.
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),

@@ -248,6 +248,21 @@ fn refused_elsewhere(namespace: &str, claim: &str, volume: &str) {
         let refused = as_agent(&["patch", kind, "elsewhere", "--type=merge", "-p", note]).unwrap_err();
         assert!(refused.contains(why), "{kind}: {refused}");
     }
+    let content = json!({
+        "apiVersion": "groupsnapshot.storage.k8s.io/v1beta2", "kind": "VolumeGroupSnapshotContent",
+        "metadata": {
+            "name": "elsewhere", "labels": {"snapshot.storage.kubernetes.io/managed-by": "elsewhere"},
+        },
+        "spec": {
+            "driver": DRIVER, "deletionPolicy": "Retain", "source": {"volumeHandles": ["elsewhere"]},
+            "volumeGroupSnapshotRef": {"namespace": namespace, "name": "elsewhere"},
+        },
+    });
+    apply("group-elsewhere", &content, &[]).unwrap();
+    let kind = "volumegroupsnapshotcontent";
+    let refused = as_agent(&["patch", kind, "elsewhere", "--type=merge", "-p", note]).unwrap_err();
+    assert!(refused.contains("VolumeGroupSnapshotContents of its own node only"), "{refused}");
+    PLACE.kubectl(&["delete", kind, "elsewhere"]).unwrap();
     let refused = as_agent(&["delete", "pv", "elsewhere"]).unwrap_err();
     assert!(refused.contains(targets[1].2), "{refused}");
     PLACE.kubectl(&["delete", "pv", "elsewhere"]).unwrap();

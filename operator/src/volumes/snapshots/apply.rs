@@ -9,9 +9,9 @@ use virt::time;
 use super::control::Controller;
 use super::make;
 use super::plan::{self, Change, Fail};
-use super::seen::{BEING_DELETED, CLASSES, Content, Snapshot};
+use super::seen::{Announced, CLASSES, Content, Object, Snapshot};
 use crate::storage::seen::Meta;
-use crate::volumes::seen::{CLAIMS, CONTENTS, SNAPSHOTS, VOLUMES};
+use crate::volumes::seen::{CLAIMS, CONTENTS, VOLUMES};
 
 /// The volume that a snapshot is of, or why it has none yet.
 type Source = std::result::Result<(Value, Value), String>;
@@ -40,15 +40,26 @@ impl Controller {
         if claim.finalizers.len() != protected.len() {
             self.finalizers(CLAIMS, &claim, &protected).await?;
         }
-        match self.client.create::<IgnoredAny>(CONTENTS, "", &content).await {
+        self.add_content::<_, Content>(s, &content, "a snapshot").await
+    }
+
+    /// Creates the content of a snapshot or group, `noun`.
+    pub(super) async fn add_content<T: Announced, C: Object>(
+        &self,
+        of: &T,
+        content: &Value,
+        noun: &str,
+    ) -> Result<Outcome> {
+        match self.client.create::<IgnoredAny>(C::RESOURCE, "", content).await {
             Ok(_) => {}
             // The cache does not show it yet.
             Err(error) if error.is_already_exists() => return Ok(Outcome::Retry),
             Err(error) => return Err(error),
         }
-        tracing::info!(snapshot = s.meta.name, namespace = s.meta.namespace, "VolumeSnapshotContent made");
-        let waits = format!("Waiting for a snapshot {} to be created by the CSI driver.", path(s));
-        self.report(s, Type::Normal, "CreatingSnapshot", &waits);
+        let Meta { name, namespace, .. } = of.meta();
+        tracing::info!(kind = C::KIND, snapshot = name, namespace, "content made");
+        let waits = format!("Waiting for {noun} {} to be created by the CSI driver.", path(of));
+        self.report(of, Type::Normal, T::CREATING, &waits);
         Ok(Outcome::Done)
     }
 
@@ -60,17 +71,26 @@ impl Controller {
             let driver = make::driver(&claim, &volume)?;
             plan::default_class(driver, classes.iter().map(|(_, class)| &**class))
         });
+        self.chosen(s, "volumeSnapshotClassName", class).await
+    }
+
+    /// Writes the class of a snapshot or group, or that there is none.
+    pub(super) async fn chosen<T: Object>(
+        &self,
+        of: &T,
+        field: &str,
+        class: std::result::Result<String, String>,
+    ) -> Result<Outcome> {
         match class {
             Ok(class) => {
-                let patch = json!({
-                    "metadata": {"resourceVersion": s.meta.version}, "spec": {"volumeSnapshotClassName": class},
-                });
-                self.client.merge_patch::<IgnoredAny>(SNAPSHOTS, &key(&s.meta), &patch).await?;
+                let patch =
+                    json!({"metadata": {"resourceVersion": of.meta().version}, "spec": {field: class}});
+                self.client.merge_patch::<IgnoredAny>(T::RESOURCE, &key(of.meta()), &patch).await?;
                 Ok(Outcome::Done)
             }
             Err(why) => {
                 let message = format!("Failed to set default snapshot class with error {why}");
-                self.fail(s, &Fail::new("SetDefaultSnapshotClassFailed", message, false)).await
+                self.fail(of, &Fail::new("SetDefaultSnapshotClassFailed", message, false)).await
             }
         }
     }
@@ -81,6 +101,13 @@ impl Controller {
         let Some(claim) = self.client.find::<Value>(CLAIMS, &Key::new(&s.meta.namespace, name)).await? else {
             return Ok(Err(format!("failed to retrieve PVC {name}: it does not exist")));
         };
+        let volume = self.volume(&claim).await?;
+        Ok(volume.map(|volume| (claim, volume)))
+    }
+
+    /// The PV of a claim.
+    pub(super) async fn volume(&self, claim: &Value) -> Result<std::result::Result<Value, String>> {
+        let name = claim["metadata"]["name"].as_str().unwrap_or_default();
         if claim["metadata"]["deletionTimestamp"].is_string() {
             return Ok(Err(format!("PVC {name} is being deleted")));
         }
@@ -89,10 +116,8 @@ impl Controller {
             return Ok(Err(why));
         }
         let volume = claim["spec"]["volumeName"].as_str().unwrap_or_default();
-        match self.client.find::<Value>(VOLUMES, &Key::cluster(volume)).await? {
-            Some(found) => Ok(Ok((claim, found))),
-            None => Ok(Err(format!("failed to retrieve PV {volume}: it does not exist"))),
-        }
+        let found = self.client.find::<Value>(VOLUMES, &Key::cluster(volume)).await?;
+        Ok(found.ok_or_else(|| format!("failed to retrieve PV {volume}: it does not exist")))
     }
 
     /// Binds a content that an administrator made.
@@ -107,35 +132,36 @@ impl Controller {
     }
 
     /// Writes a status that follows the content's.
-    pub(super) async fn status(&self, s: &Snapshot, change: Change) -> Result<Outcome> {
+    pub(super) async fn status<T: Announced>(&self, of: &T, change: Change) -> Result<Outcome> {
         let Change { status, taken, ready } = change;
-        self.write(s, &status).await?;
+        self.write(of, &status).await?;
+        let (word, path) = (T::KIND.trim_start_matches("Volume"), path(of));
         if taken {
-            let text = format!("Snapshot {} was successfully created by the CSI driver.", path(s));
-            self.report(s, Type::Normal, "SnapshotCreated", &text);
+            let text = format!("{word} {path} was successfully created by the CSI driver.");
+            self.report(of, Type::Normal, T::CREATED, &text);
         }
         if ready {
-            self.report(s, Type::Normal, "SnapshotReady", &format!("Snapshot {} is ready to use.", path(s)));
+            self.report(of, Type::Normal, T::READY, &format!("{word} {path} is ready to use."));
         }
         Ok(Outcome::Done)
     }
 
     /// Writes an error, and reports it once.
-    pub(super) async fn fail(&self, s: &Snapshot, fail: &Fail) -> Result<Outcome> {
-        if s.failure.as_ref().is_none_or(|failure| failure.message != fail.message) {
+    pub(super) async fn fail<T: Object>(&self, of: &T, fail: &Fail) -> Result<Outcome> {
+        if of.failure().is_none_or(|failure| failure.message != fail.message) {
             let mut status = json!({"error": {"time": time::text(time::now()), "message": fail.message}});
             if fail.unready {
                 status["readyToUse"] = json!(false);
             }
-            self.write(s, &status).await?;
-            self.warn(s, fail.reason, &fail.message);
+            self.write(of, &status).await?;
+            self.warn(of, fail.reason, &fail.message);
         }
         Ok(Outcome::Retry)
     }
 
-    async fn write(&self, s: &Snapshot, status: &Value) -> Result<()> {
-        let patch = json!({"metadata": {"resourceVersion": s.meta.version}, "status": status});
-        self.client.merge_patch::<IgnoredAny>(SNAPSHOTS.sub("status"), &key(&s.meta), &patch).await?;
+    async fn write<T: Object>(&self, of: &T, status: &Value) -> Result<()> {
+        let patch = json!({"metadata": {"resourceVersion": of.meta().version}, "status": status});
+        self.client.merge_patch::<IgnoredAny>(T::RESOURCE.sub("status"), &key(of.meta()), &patch).await?;
         Ok(())
     }
 
@@ -158,51 +184,45 @@ impl Controller {
         self.finalizers(CLAIMS, &claim, &all).await
     }
 
-    /// Marks a content: its snapshot is deleted.
-    pub(super) async fn mark(&self, content: &Content) -> Result<Outcome> {
-        let patch = json!({"metadata": {"uid": content.meta.uid, "annotations": {BEING_DELETED: "yes"}}});
-        self.client.merge_patch::<IgnoredAny>(CONTENTS, &key(&content.meta), &patch).await?;
+    /// Marks a content with an annotation: its snapshot is deleted.
+    pub(super) async fn mark<C: Object>(&self, content: &C, annotation: &str) -> Result<Outcome> {
+        let patch = json!({"metadata": {"uid": content.meta().uid, "annotations": {annotation: "yes"}}});
+        self.client.merge_patch::<IgnoredAny>(C::RESOURCE, &key(content.meta()), &patch).await?;
         Ok(Outcome::Done)
     }
 
     /// Deletes a content; the sidecar or agent of its driver deletes the snapshot, and lets it go.
-    pub(super) async fn delete(&self, s: &Snapshot, content: &Content) -> Result<Outcome> {
-        let options = Delete::default().uid(&content.meta.uid);
-        if let Err(error) = self.client.delete(CONTENTS, &key(&content.meta), &options).await {
+    pub(super) async fn delete<T: Announced, C: Object>(&self, of: &T, content: &C) -> Result<Outcome> {
+        let options = Delete::default().uid(&content.meta().uid);
+        if let Err(error) = self.client.delete(C::RESOURCE, &key(content.meta()), &options).await {
             let why = "Failed to delete snapshot content API object";
-            self.warn(s, "SnapshotContentObjectDeleteError", why);
+            self.warn(of, T::NOT_DELETED, why);
             return Err(error);
         }
         Ok(Outcome::Done)
     }
 
-    pub(super) fn warn(&self, s: &Snapshot, reason: &str, message: &str) {
-        self.report(s, Type::Warning, reason, message);
+    pub(super) fn warn<T: Object>(&self, of: &T, reason: &str, message: &str) {
+        self.report(of, Type::Warning, reason, message);
     }
 
-    pub(super) fn warn_content(&self, content: &Content, reason: &str, message: &str) {
-        self.events.publish(&about("VolumeSnapshotContent", &content.meta), Type::Warning, reason, message);
-    }
-
-    fn report(&self, s: &Snapshot, kind: Type, reason: &str, message: &str) {
-        self.events.publish(&about("VolumeSnapshot", &s.meta), kind, reason, message);
+    fn report<T: Object>(&self, of: &T, kind: Type, reason: &str, message: &str) {
+        let meta = of.meta();
+        let about = Reference {
+            api_version: T::RESOURCE.api_version(),
+            kind: T::KIND.to_owned(),
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+        };
+        self.events.publish(&about, kind, reason, message);
     }
 }
 
-fn key(meta: &Meta) -> Key {
+pub(super) fn key(meta: &Meta) -> Key {
     if meta.namespace.is_empty() { Key::cluster(&meta.name) } else { Key::new(&meta.namespace, &meta.name) }
 }
 
-fn path(s: &Snapshot) -> String {
-    format!("{}/{}", s.meta.namespace, s.meta.name)
-}
-
-fn about(kind: &str, meta: &Meta) -> Reference {
-    Reference {
-        api_version: "snapshot.storage.k8s.io/v1".to_owned(),
-        kind: kind.to_owned(),
-        namespace: meta.namespace.clone(),
-        name: meta.name.clone(),
-        uid: meta.uid.clone(),
-    }
+fn path<T: Object>(of: &T) -> String {
+    format!("{}/{}", of.meta().namespace, of.meta().name)
 }

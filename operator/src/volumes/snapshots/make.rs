@@ -6,14 +6,27 @@ use super::seen::{CONTENT, Snapshot};
 use crate::storage::seen::Meta;
 use crate::volumes::seen::{DRIVER, MANAGED_BY, Volume};
 
-/// Parameters of a class: name and namespace of the Secret that the driver needs.
-const SECRET: [&str; 2] =
-    ["csi.storage.k8s.io/snapshotter-secret-name", "csi.storage.k8s.io/snapshotter-secret-namespace"];
-/// Annotations of a content: the Secret for its deletion.
-const DELETION_SECRET: [&str; 2] = [
-    "snapshot.storage.kubernetes.io/deletion-secret-name",
-    "snapshot.storage.kubernetes.io/deletion-secret-namespace",
-];
+/// The Secrets of a kind of snapshots: parameters of its class, annotations of its content.
+pub(super) struct Secrets {
+    /// Parameters: name and namespace of the Secret that the driver needs.
+    pub parameters: [&'static str; 2],
+    /// Annotations: the Secret for its deletion.
+    pub annotations: [&'static str; 2],
+    /// How the kind is named in the templates of the parameters.
+    pub kind: &'static str,
+}
+
+const SECRETS: Secrets = Secrets {
+    parameters: [
+        "csi.storage.k8s.io/snapshotter-secret-name",
+        "csi.storage.k8s.io/snapshotter-secret-namespace",
+    ],
+    annotations: [
+        "snapshot.storage.kubernetes.io/deletion-secret-name",
+        "snapshot.storage.kubernetes.io/deletion-secret-namespace",
+    ],
+    kind: "volumesnapshot",
+};
 
 /// The volume of a claim that can be taken a snapshot of: the driver that has it.
 ///
@@ -65,32 +78,42 @@ pub(super) fn content(s: &Snapshot, class: &Value, claim: &Value, volume: &Value
     if let Some(node) = Volume::from(volume).node.filter(|_| driver == DRIVER) {
         content["metadata"]["labels"] = json!({MANAGED_BY: node});
     }
-    if let Some(secret) = secret(s, &name, class)? {
-        content["metadata"]["annotations"] =
-            json!({DELETION_SECRET[0]: secret[0], DELETION_SECRET[1]: secret[1]});
+    if let Some(annotations) = SECRETS.annotations(&s.meta, &name, class)? {
+        content["metadata"]["annotations"] = annotations;
     }
     Ok(content)
 }
 
-/// Name and namespace of the Secret that a class names.
-fn secret(s: &Snapshot, content: &str, class: &Value) -> Result<Option<[String; 2]>, String> {
-    let [name, namespace] = SECRET.map(|key| class["parameters"][key].as_str().unwrap_or_default());
-    if name.is_empty() && namespace.is_empty() {
-        return Ok(None);
+impl Secrets {
+    /// Annotations of the content `content` of a snapshot `of`: the Secret that the class names.
+    ///
+    /// # Errors
+    /// When the class does not name it properly.
+    pub(super) fn annotations(
+        &self,
+        of: &Meta,
+        content: &str,
+        class: &Value,
+    ) -> Result<Option<Value>, String> {
+        let [first, second] = self.parameters;
+        let [name, namespace] =
+            [first, second].map(|key| class["parameters"][key].as_str().unwrap_or_default());
+        if name.is_empty() && namespace.is_empty() {
+            return Ok(None);
+        }
+        if name.is_empty() || namespace.is_empty() {
+            return Err(format!("parameters {first} and {second} of the class must be given together"));
+        }
+        let kind = self.kind;
+        let known = [(format!("{kind}content.name"), content), (format!("{kind}.namespace"), &of.namespace)];
+        let with_name = [&known[..], &[(format!("{kind}.name"), of.name.as_str())]].concat();
+        let (name, namespace) = (expand(name, &with_name, first)?, expand(namespace, &known, second)?);
+        Ok(Some(json!({self.annotations[0]: name, self.annotations[1]: namespace})))
     }
-    if name.is_empty() || namespace.is_empty() {
-        return Err(format!(
-            "parameters {} and {} of the class must be given together",
-            SECRET[0], SECRET[1]
-        ));
-    }
-    let known = [("volumesnapshotcontent.name", content), ("volumesnapshot.namespace", &s.meta.namespace)];
-    let with_name = [known[0], known[1], ("volumesnapshot.name", &s.meta.name)];
-    Ok(Some([expand(name, &with_name, SECRET[0])?, expand(namespace, &known, SECRET[1])?]))
 }
 
 /// A template with `${…}` replaced.
-fn expand(template: &str, known: &[(&str, &str)], parameter: &str) -> Result<String, String> {
+fn expand(template: &str, known: &[(String, &str)], parameter: &str) -> Result<String, String> {
     let mut text = template.to_owned();
     for (token, value) in known {
         text = text.replace(&format!("${{{token}}}"), value);
@@ -167,12 +190,12 @@ mod tests {
     #[test]
     fn secrets_are_named_by_the_class() {
         let with = |name: &str, namespace: &str| {
-            let class = class(&json!({SECRET[0]: name, SECRET[1]: namespace}));
+            let class = class(&json!({SECRETS.parameters[0]: name, SECRETS.parameters[1]: namespace}));
             content(&snapshot(), &class, &claim(), &volume(DRIVER, "cu"))
                 .map(|content| content["metadata"]["annotations"].clone())
         };
         let named = |name: &str, namespace: &str| {
-            Ok(json!({DELETION_SECRET[0]: name, DELETION_SECRET[1]: namespace}))
+            Ok(json!({SECRETS.annotations[0]: name, SECRETS.annotations[1]: namespace}))
         };
         assert_eq!(with("key", "vault"), named("key", "vault"));
         assert_eq!(

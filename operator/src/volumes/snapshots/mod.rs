@@ -7,13 +7,15 @@
 //!
 //! - [`seen`]: what is read of the objects. [`plan`]: the next step (pure). [`make`]: the content (pure).
 //! - [`control`]: caches and queue. [`apply`]: the writes.
+//! - [`group`]: the same of VolumeGroupSnapshots, and their members.
 //! - [`others`]: another snapshot controller. [`definitions`]: the kinds, where the cluster has none.
 //!
-//! Not here: calls of a driver (virt-agent, csi-snapshotter); VolumeGroupSnapshots.
+//! Not here: calls of a driver (virt-agent, csi-snapshotter).
 
 mod apply;
 mod control;
 mod definitions;
+mod group;
 mod make;
 mod others;
 mod plan;

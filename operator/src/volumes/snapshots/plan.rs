@@ -7,7 +7,8 @@
 
 use serde_json::{Value, json};
 
-use super::seen::{AS_SOURCE, BOUND, CLAIM, CONTENT, Class, Content, Failure, Snapshot};
+use super::seen::{AS_SOURCE, BOUND, CLAIM, CONTENT, Class, Content, Failure, IN_GROUP, Snapshot};
+use crate::storage::seen::Meta;
 
 /// Everything that a snapshot refers to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +23,8 @@ pub(super) struct Around<'a> {
     pub others: bool,
     /// Whether a claim is being restored from it.
     pub restoring: bool,
+    /// Whether its group is there and is not being deleted.
+    pub grouped: bool,
 }
 
 /// A step of a snapshot.
@@ -31,6 +34,8 @@ pub(super) enum Step {
     Rest,
     /// A claim is being restored from the deleted snapshot.
     InUse,
+    /// The deleted snapshot is a member of a group, which is not deleted.
+    InGroup,
     /// The snapshot gets an error.
     Fail(Fail),
     /// The driver's default class is chosen.
@@ -132,7 +137,7 @@ fn mismatch(s: &Snapshot, content: &Content) -> Option<Fail> {
             "VolumeSnapshotContent is dynamically provisioned while expecting a pre-provisioned one";
         return fail("SnapshotContentMismatch", message.to_owned());
     }
-    if s.named.is_none() && content.volume.is_none() && !s.grouped {
+    if s.named.is_none() && content.volume.is_none() && s.group.is_none() {
         let message = format!(
             "VolumeSnapshotContent {name} is pre-provisioned while expecting a dynamically provisioned one"
         );
@@ -156,8 +161,8 @@ fn unready(s: &Snapshot, a: Around<'_>, content: Option<&Content>) -> Step {
         return match () {
             // A taken snapshot is not replaced by a later one under its name.
             () if s.named.is_some() || s.taken.is_some() => Step::Fail(missing()),
-            // The program that makes the group makes the contents of its members.
-            () if s.grouped => Step::Rest,
+            // The group makes the contents of its members.
+            () if s.group.is_some() => Step::Rest,
             () if s.class.is_none() => Step::Choose,
             () => Step::Create,
         };
@@ -175,25 +180,45 @@ pub(super) fn status(s: &Snapshot, content: &Content) -> Option<Change> {
     if s.bound.is_none() {
         status["boundVolumeSnapshotContentName"] = json!(content.meta.name);
     }
-    let taken = s.taken.is_none() && content.taken.is_some();
-    if let Some(nanoseconds) = content.taken.filter(|_| taken) {
-        status["creationTime"] = json!(virt::time::text(nanoseconds / 1_000_000_000));
-    }
-    let ready = content.ready == Some(true);
-    if s.ready != Some(ready) {
-        status["readyToUse"] = json!(ready);
-    }
     if let Some(size) =
         content.size.filter(|size| s.size.is_none() || (s.size.as_deref() == Some("0") && *size > 0))
     {
         status["restoreSize"] = json!(api::quantity::text(size));
     }
-    if s.failure != content.failure {
+    let time = |nanoseconds| virt::time::text(nanoseconds / 1_000_000_000);
+    let before = Progress { taken: s.taken.clone(), ready: s.ready, failure: s.failure.as_ref() };
+    let after =
+        Progress { taken: content.taken.map(time), ready: content.ready, failure: content.failure.as_ref() };
+    follow(&before, &after, status)
+}
+
+/// The fields that the statuses of a snapshot or group and of its content have in common.
+pub(super) struct Progress<'a> {
+    /// `creationTime`, as text.
+    pub taken: Option<String>,
+    /// `readyToUse`.
+    pub ready: Option<bool>,
+    /// `error`.
+    pub failure: Option<&'a Failure>,
+}
+
+/// The change of a status to what the content's says; `status` has its other fields that change.
+pub(super) fn follow(before: &Progress<'_>, content: &Progress<'_>, mut status: Value) -> Option<Change> {
+    let taken = content.taken.as_ref().filter(|_| before.taken.is_none());
+    if let Some(time) = taken {
+        status["creationTime"] = json!(time);
+    }
+    let ready = content.ready == Some(true);
+    if before.ready != Some(ready) {
+        status["readyToUse"] = json!(ready);
+    }
+    if before.failure != content.failure {
         let error = |failure: &Failure| json!({"time": failure.time, "message": failure.message});
-        status["error"] = content.failure.as_ref().map_or(Value::Null, error);
+        status["error"] = content.failure.map_or(Value::Null, error);
     }
     let changed = status.as_object().is_some_and(|fields| !fields.is_empty());
-    changed.then_some(Change { status, taken, ready: ready && !s.is_ready() })
+    let newly_ready = ready && before.ready != Some(true);
+    changed.then_some(Change { status, taken: taken.is_some(), ready: newly_ready })
 }
 
 /// The finalizer of the source claim goes when no snapshot of it is being taken; `done`: nor is this one.
@@ -206,6 +231,9 @@ fn free(s: &Snapshot, a: Around<'_>, done: bool) -> Option<Step> {
 fn deleted(s: &Snapshot, a: Around<'_>) -> Step {
     if !s.is_held() {
         return Step::Rest;
+    }
+    if a.grouped {
+        return Step::InGroup;
     }
     let content = a.content.filter(|content| content.is_of(s, true));
     if let Some(content) = content {
@@ -223,7 +251,7 @@ fn deleted(s: &Snapshot, a: Around<'_>) -> Step {
         return step;
     }
     let stays = content.is_some_and(|content| content.deletes);
-    let kept = |name: &&String| *name != AS_SOURCE && (stays || *name != BOUND);
+    let kept = |name: &&String| *name != AS_SOURCE && *name != IN_GROUP && (stays || *name != BOUND);
     let finalizers: Vec<String> = s.meta.finalizers.iter().filter(kept).cloned().collect();
     if finalizers == s.meta.finalizers { Step::Rest } else { Step::Finalizers(finalizers) }
 }
@@ -243,24 +271,62 @@ pub(super) enum ForContent {
 
 /// Decides about a content; `of` is the snapshot of the name that it refers to, `lost` whether its node is given up.
 pub(super) fn content(content: &Content, of: Option<&Snapshot>, lost: bool) -> ForContent {
-    if lost && content.meta.deleting && content.meta.finalizers.iter().any(|name| name == CONTENT) {
-        let others = content.meta.finalizers.iter().filter(|name| *name != CONTENT);
-        return ForContent::Finalizers(others.cloned().collect());
-    }
-    if content.volume.is_some() == content.snapshot.is_some() {
+    let kept = Kept {
+        meta: &content.meta,
+        finalizer: CONTENT,
+        bound: !content.of.2.is_empty(),
+        marked: content.is_marked(),
+        deleted: of.is_some_and(|snapshot| snapshot.meta.uid == content.of.2 && snapshot.is_held()),
+        lost,
+    };
+    if content.volume.is_some() == content.snapshot.is_some() && !kept.is_given_up() {
         return ForContent::Invalid("Exactly one of VolumeHandle and SnapshotHandle should be specified");
     }
-    if content.of.2.is_empty() {
-        return ForContent::Rest;
+    kept.next()
+}
+
+/// A content of a snapshot or group: what its finalizer and mark depend on.
+pub(super) struct Kept<'a> {
+    /// Its metadata.
+    pub meta: &'a Meta,
+    /// The finalizer of its kind.
+    pub finalizer: &'static str,
+    /// Whether it refers to its snapshot by id.
+    pub bound: bool,
+    /// Whether its snapshot is marked as deleted.
+    pub marked: bool,
+    /// Whether its snapshot is being deleted.
+    pub deleted: bool,
+    /// Whether its node is given up.
+    pub lost: bool,
+}
+
+impl Kept<'_> {
+    fn is_held(&self) -> bool {
+        self.meta.finalizers.iter().any(|name| name == self.finalizer)
     }
-    if !content.meta.deleting && !content.meta.finalizers.iter().any(|name| name == CONTENT) {
-        let mut finalizers = content.meta.finalizers.clone();
-        finalizers.push(CONTENT.to_owned());
-        return ForContent::Finalizers(finalizers);
+
+    fn is_given_up(&self) -> bool {
+        self.lost && self.meta.deleting && self.is_held()
     }
-    // A content without its snapshot stays: it may have been copied from another cluster.
-    let deleted = of.is_some_and(|snapshot| snapshot.meta.uid == content.of.2 && snapshot.is_held());
-    if deleted && !content.is_marked() { ForContent::Mark } else { ForContent::Rest }
+
+    /// The next step.
+    pub(super) fn next(&self) -> ForContent {
+        let mut finalizers = self.meta.finalizers.clone();
+        if self.is_given_up() {
+            finalizers.retain(|name| name != self.finalizer);
+            return ForContent::Finalizers(finalizers);
+        }
+        if !self.bound {
+            return ForContent::Rest;
+        }
+        if !self.meta.deleting && !self.is_held() {
+            finalizers.push(self.finalizer.to_owned());
+            return ForContent::Finalizers(finalizers);
+        }
+        // A content without its snapshot stays: it may have been copied from another cluster.
+        if self.deleted && !self.marked { ForContent::Mark } else { ForContent::Rest }
+    }
 }
 
 /// The default class of a driver.

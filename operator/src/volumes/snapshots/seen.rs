@@ -3,8 +3,8 @@
 use cluster::Resource;
 use serde_json::Value;
 
-use crate::storage::seen::Meta;
-use crate::volumes::seen::MANAGED_BY;
+use crate::storage::seen::{Meta, Owner};
+use crate::volumes::seen::{CONTENTS, MANAGED_BY, SNAPSHOTS};
 
 /// VolumeSnapshotClasses.
 pub(super) const CLASSES: Resource =
@@ -14,17 +14,51 @@ pub(super) const CLASSES: Resource =
 pub(super) const AS_SOURCE: &str = "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection";
 /// Finalizer of a VolumeSnapshot: its content is deleted with it.
 pub(super) const BOUND: &str = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection";
+/// Finalizer of a VolumeSnapshot that is a member of a VolumeGroupSnapshot.
+pub(super) const IN_GROUP: &str = "snapshot.storage.kubernetes.io/volumesnapshot-in-group-protection";
 /// Finalizer of a VolumeSnapshotContent.
 pub(super) const CONTENT: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 /// Finalizer of a claim that a snapshot is being taken of.
 pub(super) const CLAIM: &str = "snapshot.storage.kubernetes.io/pvc-as-source-protection";
 /// Annotation of a content: its VolumeSnapshot is deleted.
 pub(super) const BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
-/// Annotation of a driver's default VolumeSnapshotClass.
-const IS_DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
+/// Annotations of a driver's default VolumeSnapshotClass and VolumeGroupSnapshotClass.
+const IS_DEFAULT: [&str; 2] = [
+    "snapshot.storage.kubernetes.io/is-default-class",
+    "groupsnapshot.storage.kubernetes.io/is-default-class",
+];
 
-fn text(value: &Value) -> Option<String> {
+/// An object whose status, finalizers and events the controller writes.
+pub(super) trait Object {
+    /// The collection of its kind.
+    const RESOURCE: Resource;
+    /// Its kind.
+    const KIND: &'static str;
+    /// Its metadata.
+    fn meta(&self) -> &Meta;
+    /// Its `status.error`.
+    fn failure(&self) -> Option<&Failure>;
+}
+
+/// A snapshot or group: reasons of its events.
+pub(super) trait Announced: Object {
+    /// The driver is asked for it.
+    const CREATING: &'static str;
+    /// The driver has taken it.
+    const CREATED: &'static str;
+    /// It can be restored.
+    const READY: &'static str;
+    /// Its content could not be deleted.
+    const NOT_DELETED: &'static str;
+}
+
+pub(super) fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
+}
+
+/// The node that serves a content.
+pub(super) fn node(content: &Meta) -> Option<&str> {
+    content.labels.get(MANAGED_BY).map(String::as_str)
 }
 
 /// `status.error` of a snapshot or content.
@@ -37,7 +71,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    fn of(error: &Value) -> Option<Self> {
+    pub(super) fn of(error: &Value) -> Option<Self> {
         let part = |name: &str| text(&error[name]).unwrap_or_default();
         error.is_object().then(|| Self { time: part("time"), message: part("message") })
     }
@@ -64,8 +98,8 @@ pub(super) struct Snapshot {
     pub size: Option<String>,
     /// `status.error`.
     pub failure: Option<Failure>,
-    /// Whether it is a member of a VolumeGroupSnapshot.
-    pub grouped: bool,
+    /// The VolumeGroupSnapshot that it is a member of.
+    pub group: Option<Owner>,
 }
 
 impl Snapshot {
@@ -82,8 +116,29 @@ impl Snapshot {
 
     /// Whether its deletion waits for the snapshot controller.
     pub(super) fn is_held(&self) -> bool {
-        self.meta.deleting && self.meta.finalizers.iter().any(|name| name == AS_SOURCE || name == BOUND)
+        self.meta.deleting
+            && self.meta.finalizers.iter().any(|name| [AS_SOURCE, BOUND, IN_GROUP].contains(&name.as_str()))
     }
+}
+
+impl Object for Snapshot {
+    const RESOURCE: Resource = SNAPSHOTS;
+    const KIND: &'static str = "VolumeSnapshot";
+
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+}
+
+impl Announced for Snapshot {
+    const CREATING: &'static str = "CreatingSnapshot";
+    const CREATED: &'static str = "SnapshotCreated";
+    const READY: &'static str = "SnapshotReady";
+    const NOT_DELETED: &'static str = "SnapshotContentObjectDeleteError";
 }
 
 impl From<&Value> for Snapshot {
@@ -99,7 +154,7 @@ impl From<&Value> for Snapshot {
             taken: text(&status["creationTime"]),
             size: text(&status["restoreSize"]),
             failure: Failure::of(&status["error"]),
-            grouped: meta.owners.iter().any(|owner| owner.kind == "VolumeGroupSnapshot"),
+            group: meta.owners.iter().find(|owner| owner.kind == "VolumeGroupSnapshot").cloned(),
             meta,
         }
     }
@@ -138,14 +193,22 @@ impl Content {
         same && (*uid == snapshot.meta.uid || (!bound && uid.is_empty()))
     }
 
-    /// The node that serves it.
-    pub(super) fn node(&self) -> Option<&str> {
-        self.meta.labels.get(MANAGED_BY).map(String::as_str)
-    }
-
     /// Whether its snapshot is marked as deleted.
     pub(super) fn is_marked(&self) -> bool {
         self.meta.annotation(BEING_DELETED).is_some()
+    }
+}
+
+impl Object for Content {
+    const RESOURCE: Resource = CONTENTS;
+    const KIND: &'static str = "VolumeSnapshotContent";
+
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
     }
 }
 
@@ -168,7 +231,7 @@ impl From<&Value> for Content {
     }
 }
 
-/// The fields that are read of a VolumeSnapshotClass.
+/// The fields that are read of a VolumeSnapshotClass or VolumeGroupSnapshotClass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class {
     /// Its name.
@@ -184,7 +247,7 @@ impl From<&Value> for Class {
         Self {
             name: text(&object["metadata"]["name"]).unwrap_or_default(),
             driver: text(&object["driver"]).unwrap_or_default(),
-            is_default: object["metadata"]["annotations"][IS_DEFAULT] == "true",
+            is_default: IS_DEFAULT.iter().any(|name| object["metadata"]["annotations"][name] == "true"),
         }
     }
 }

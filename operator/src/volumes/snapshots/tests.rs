@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::plan::{self, Around, Fail, ForContent, Step, claim_finalizers, default_class};
-use super::seen::{AS_SOURCE, BEING_DELETED, BOUND, CLAIM, CONTENT, Claim, Class, Content, Snapshot};
+use super::seen::{
+    AS_SOURCE, BEING_DELETED, BOUND, CLAIM, CONTENT, Claim, Class, Content, IN_GROUP, Snapshot,
+};
 
 /// One snapshot, its claim, its content.
 struct Model {
@@ -60,13 +62,14 @@ impl Model {
             protected: Claim::from(&self.claim).protected,
             others: self.others,
             restoring: false,
+            grouped: false,
         };
         let step = plan::snapshot(&s, around);
         let object = self.snapshot.as_mut().unwrap();
         let name = format!("{step:?}");
         self.steps.push(name.split(['(', ' ']).next().unwrap().to_owned());
         match step {
-            Step::Rest | Step::InUse => {
+            Step::Rest | Step::InUse | Step::InGroup => {
                 self.steps.pop();
                 return false;
             }
@@ -331,6 +334,19 @@ fn a_deletion_waits_for_claims_that_are_being_restored() {
     let mut bound = pending;
     bound["status"]["phase"] = json!("Bound");
     assert_eq!(Claim::from(&bound).restores, None);
+}
+
+#[test]
+fn a_member_of_a_group_is_deleted_with_it_only() {
+    let mut object = snapshot(&json!({"persistentVolumeClaimName": "c"}));
+    object["metadata"]["finalizers"] = json!([IN_GROUP, AS_SOURCE, BOUND]);
+    object["metadata"]["deletionTimestamp"] = json!("t");
+    object["metadata"]["ownerReferences"] =
+        json!([{"kind": "VolumeGroupSnapshot", "name": "g", "uid": "gu"}]);
+    let member = Snapshot::from(&object);
+    let around = Around { grouped: true, ..Around::default() };
+    assert_eq!(plan::snapshot(&member, around), Step::InGroup);
+    assert_eq!(plan::snapshot(&member, Around::default()), Step::Finalizers(Vec::new()));
 }
 
 #[test]

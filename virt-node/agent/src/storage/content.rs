@@ -3,27 +3,80 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use cluster::Resource;
 use csi::CreateSnapshotRequest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::objects::Metadata;
+use super::objects::{CONTENTS, Metadata};
 
 /// Label of the contents of a node; the snapshot controller sets it.
 pub(super) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
-/// Annotation while a call that makes the snapshot may run.
-pub(super) const BEING_CREATED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
-/// Annotation of a content while its VolumeSnapshot is being deleted.
-const BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
-/// Annotations of a content in a group: its snapshot is not made here.
+/// Annotations of a content in a group: its snapshot is made and deleted with the group.
 const OF_GROUP: [&str; 2] = [
     "groupsnapshot.storage.kubernetes.io/volumeGroupSnapshotHandle",
     "groupsnapshot.storage.kubernetes.io/volume-group-snapshot-handle",
 ];
-/// Finalizer of a content that has a snapshot.
-pub(super) const FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 /// Keys of a class that are Kubernetes' and not the driver's.
 const RESERVED: &str = "csi.storage.k8s.io/";
+
+/// What contents of snapshots and of groups have in common.
+pub(super) trait AnyContent: for<'a> Deserialize<'a> {
+    /// The collection of its kind.
+    const RESOURCE: Resource;
+    /// Its kind.
+    const KIND: &'static str;
+    /// The kind of its class.
+    const CLASSES: Resource;
+    /// Finalizer of a content that has a snapshot.
+    const FINALIZER: &'static str;
+    /// Annotation while a call that makes the snapshot may run.
+    const BEING_CREATED: &'static str;
+    /// Annotation of a content while its VolumeSnapshot or VolumeGroupSnapshot is being deleted.
+    const BEING_DELETED: &'static str;
+
+    /// Its metadata.
+    fn metadata(&self) -> &Metadata;
+    /// The name of its class.
+    fn class(&self) -> Option<&str>;
+    /// Its `spec.deletionPolicy`.
+    fn policy(&self) -> &str;
+    /// What it refers to.
+    fn of(&self) -> &Of;
+    /// Whether its snapshot can be restored, as its status says.
+    fn is_ready(&self) -> bool;
+
+    /// Whether it has an annotation.
+    fn says(&self, annotation: &str) -> bool {
+        self.metadata().annotations.contains_key(annotation)
+    }
+
+    /// Whether it is deleted and waits for this agent. A content that was bound goes when its VolumeSnapshot goes.
+    fn may_go(&self) -> bool {
+        let held = self.metadata().finalizers.iter().any(|name| name == Self::FINALIZER);
+        let free = self.of().uid.is_empty() || self.says(Self::BEING_DELETED);
+        self.metadata().deletion_timestamp.is_some() && held && free
+    }
+
+    /// The next step for it: `source` is what its snapshot is to be made of, `handle` its snapshot.
+    fn next<S>(&self, source: Option<S>, handle: Option<String>) -> ForContent<S> {
+        if self.metadata().deletion_timestamp.is_none() {
+            return match (source, handle) {
+                _ if self.is_ready() => ForContent::Nothing,
+                (Some(source), _) => ForContent::Create(source),
+                (None, Some(handle)) => ForContent::Adopt(handle),
+                (None, None) => ForContent::Nothing,
+            };
+        }
+        match (self.policy(), handle, source) {
+            _ if !self.may_go() => ForContent::Nothing,
+            ("Delete", Some(handle), _) => ForContent::Delete(handle),
+            // Finished first, so that its handle is known.
+            ("Delete", None, Some(source)) if self.says(Self::BEING_CREATED) => ForContent::Create(source),
+            _ => ForContent::Release,
+        }
+    }
+}
 
 /// A VolumeSnapshotContent.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -51,7 +104,7 @@ pub(super) struct Source {
     pub(super) snapshot_handle: Option<String>,
 }
 
-/// The VolumeSnapshot.
+/// The VolumeSnapshot or VolumeGroupSnapshot.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Of {
@@ -67,19 +120,48 @@ pub(super) struct Status {
     pub(super) ready_to_use: Option<bool>,
 }
 
+impl AnyContent for Content {
+    const RESOURCE: Resource = CONTENTS;
+    const KIND: &'static str = "VolumeSnapshotContent";
+    const CLASSES: Resource = Resource::cluster(CONTENTS.group, CONTENTS.version, "volumesnapshotclasses");
+    const FINALIZER: &'static str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
+    const BEING_CREATED: &'static str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
+    const BEING_DELETED: &'static str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    fn class(&self) -> Option<&str> {
+        self.spec.volume_snapshot_class_name.as_deref()
+    }
+
+    fn policy(&self) -> &str {
+        &self.spec.deletion_policy
+    }
+
+    fn of(&self) -> &Of {
+        &self.spec.volume_snapshot_ref
+    }
+
+    fn is_ready(&self) -> bool {
+        self.status.as_ref().and_then(|status| status.ready_to_use) == Some(true)
+    }
+}
+
 impl From<&Content> for Content {
     fn from(read: &Content) -> Self {
         read.clone()
     }
 }
 
-/// The next step for a content.
+/// The next step for a content whose snapshot is made of `S`: a volume, or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ForContent {
+pub(super) enum ForContent<S> {
     /// Nothing.
     Nothing,
-    /// The snapshot of this volume is made, or looked at again until it is ready.
-    Create(String),
+    /// The snapshot is made, or looked at again until it is ready.
+    Create(S),
     /// The snapshot of this handle exists; its status is written.
     Adopt(String),
     /// The snapshot of this handle is deleted, then the content is let go.
@@ -89,39 +171,35 @@ pub(super) enum ForContent {
 }
 
 /// Decides about a content.
-pub(super) fn for_content(content: &Content, driver: &str) -> ForContent {
-    let annotation = |name: &str| content.metadata.annotations.contains_key(name);
-    if content.spec.driver != driver || OF_GROUP.iter().any(|name| annotation(name)) {
+pub(super) fn for_content(content: &Content, driver: &str) -> ForContent<String> {
+    if content.spec.driver != driver {
         return ForContent::Nothing;
     }
-    let status = content.status.as_ref();
-    let handle = status
-        .and_then(|status| status.snapshot_handle.clone())
-        .or_else(|| content.spec.source.snapshot_handle.clone())
-        .filter(|handle| !handle.is_empty());
-    if content.metadata.deletion_timestamp.is_some() {
-        let held = content.metadata.finalizers.iter().any(|name| name == FINALIZER);
-        // A content that was bound goes when its VolumeSnapshot goes; a snapshot that may be in the making is waited for.
-        let may_go = content.spec.volume_snapshot_ref.uid.is_empty() || annotation(BEING_DELETED);
-        if !held || !may_go {
-            return ForContent::Nothing;
-        }
-        return match (content.spec.deletion_policy.as_str(), handle, &content.spec.source.volume_handle) {
-            ("Delete", Some(handle), _) => ForContent::Delete(handle),
-            // Finished first, so that its handle is known.
-            ("Delete", None, Some(volume)) if annotation(BEING_CREATED) => ForContent::Create(volume.clone()),
-            _ => ForContent::Release,
-        };
-    }
-    if status.and_then(|status| status.ready_to_use) == Some(true) {
-        return ForContent::Nothing;
+    if OF_GROUP.iter().any(|name| content.says(name)) {
+        return if content.may_go() { ForContent::Release } else { ForContent::Nothing };
     }
     let source = &content.spec.source;
-    match (&source.volume_handle, &source.snapshot_handle) {
-        (Some(volume), _) => ForContent::Create(volume.clone()),
-        (None, Some(handle)) => ForContent::Adopt(handle.clone()),
-        (None, None) => ForContent::Nothing,
+    let handle = content.status.as_ref().and_then(|status| status.snapshot_handle.clone());
+    let handle = handle.or_else(|| source.snapshot_handle.clone()).filter(|handle| !handle.is_empty());
+    content.next(source.volume_handle.clone(), handle)
+}
+
+/// Parameters of a request: those of the class that are the driver's, and the names of the objects; `kind` is that of the
+/// snapshot in keys.
+pub(super) fn parameters<T: AnyContent>(
+    content: &T,
+    of_class: &BTreeMap<String, String>,
+    kind: &str,
+) -> HashMap<String, String> {
+    let of = content.of();
+    let own = of_class.iter().filter(|(key, _)| !key.starts_with(RESERVED));
+    let mut all: HashMap<String, String> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
+    for (key, value) in
+        [("/name", &of.name), ("/namespace", &of.namespace), ("content/name", &content.metadata().name)]
+    {
+        all.insert(format!("{RESERVED}{kind}{key}"), value.clone());
     }
+    all
 }
 
 /// The request that makes a content's snapshot; `parameters` are those of its class.
@@ -130,36 +208,28 @@ pub(super) fn request(
     volume: &str,
     parameters: &BTreeMap<String, String>,
 ) -> CreateSnapshotRequest {
-    let of = &content.spec.volume_snapshot_ref;
-    let own = parameters.iter().filter(|(key, _)| !key.starts_with(RESERVED));
-    let mut all: HashMap<String, String> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-    for (key, value) in [
-        ("volumesnapshot/name", &of.name),
-        ("volumesnapshot/namespace", &of.namespace),
-        ("volumesnapshotcontent/name", &content.metadata.name),
-    ] {
-        all.insert(format!("{RESERVED}{key}"), value.clone());
-    }
     CreateSnapshotRequest {
         source_volume_id: volume.to_owned(),
-        name: format!("snapshot-{}", of.uid),
-        parameters: all,
+        name: format!("snapshot-{}", content.spec.volume_snapshot_ref.uid),
+        parameters: self::parameters(content, parameters, "volumesnapshot"),
         ..CreateSnapshotRequest::default()
     }
 }
 
+/// Nanoseconds since 1970 at which a snapshot was taken.
+pub(super) fn taken_at(snapshot: &csi::Snapshot) -> Option<i64> {
+    let time = snapshot.creation_time.as_ref()?;
+    Some(time.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nanos)))
+}
+
 /// The status of a content after its snapshot was made.
 pub(super) fn made(snapshot: &csi::Snapshot) -> Value {
-    let time = snapshot
-        .creation_time
-        .as_ref()
-        .map(|time| time.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nanos)));
     let mut status = json!({
         "snapshotHandle": snapshot.snapshot_id,
         "readyToUse": snapshot.ready_to_use,
         "error": null,
     });
-    if let Some(time) = time {
+    if let Some(time) = taken_at(snapshot) {
         status["creationTime"] = json!(time);
     }
     if snapshot.size_bytes > 0 {
@@ -181,7 +251,7 @@ mod tests {
 
     fn content(changes: &[(&str, Value)]) -> Content {
         let mut object = json!({
-            "metadata": {"name": "snapcontent-s1", "finalizers": [FINALIZER], "annotations": {}},
+            "metadata": {"name": "snapcontent-s1", "finalizers": [Content::FINALIZER], "annotations": {}},
             "spec": {
                 "driver": DRIVER, "deletionPolicy": "Delete", "source": {"volumeHandle": "pvc-1"},
                 "volumeSnapshotRef": {"name": "snap", "namespace": "shop", "uid": "s1"},
@@ -197,7 +267,7 @@ mod tests {
     #[test]
     fn a_snapshot_is_made_until_it_is_ready_and_goes_with_its_volume_snapshot() {
         let going = ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-        let marked = ("/metadata/annotations", json!({BEING_DELETED: "yes"}));
+        let marked = ("/metadata/annotations", json!({Content::BEING_DELETED: "yes"}));
         let status = |ready: bool| ("/status", json!({"snapshotHandle": "h", "readyToUse": ready}));
         let create = ForContent::Create("pvc-1".to_owned());
         let delete = ForContent::Delete("h".to_owned());
@@ -208,6 +278,14 @@ mod tests {
             (vec![("/status", json!({"readyToUse": false, "error": {}}))], create.clone()),
             (vec![("/spec/driver", json!("other"))], ForContent::Nothing),
             (vec![("/metadata/annotations", json!({OF_GROUP[0]: "g"}))], ForContent::Nothing),
+            (
+                vec![
+                    status(true),
+                    going.clone(),
+                    ("/metadata/annotations", json!({OF_GROUP[0]: "g", Content::BEING_DELETED: "yes"})),
+                ],
+                ForContent::Release,
+            ),
             (vec![("/spec/source", json!({"snapshotHandle": "h"}))], ForContent::Adopt("h".to_owned())),
             (vec![status(true), going.clone()], ForContent::Nothing),
             (vec![status(true), going.clone(), marked.clone()], delete.clone()),
@@ -223,7 +301,10 @@ mod tests {
             (
                 vec![
                     going.clone(),
-                    ("/metadata/annotations", json!({BEING_DELETED: "yes", BEING_CREATED: "yes"})),
+                    (
+                        "/metadata/annotations",
+                        json!({Content::BEING_DELETED: "yes", Content::BEING_CREATED: "yes"}),
+                    ),
                 ],
                 create.clone(),
             ),

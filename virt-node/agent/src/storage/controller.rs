@@ -12,7 +12,8 @@ use tokio::sync::Notify;
 use super::Settings;
 use super::content::{Content, MANAGED_BY};
 use super::driver::Driver;
-use super::objects::{CLAIMS, CLASSES, CONTENTS, Claim, Class, NODE_LABEL, VOLUMES, Volume};
+use super::group::GroupContent;
+use super::objects::{CLAIMS, CLASSES, CONTENTS, Claim, Class, GROUP_CONTENTS, NODE_LABEL, VOLUMES, Volume};
 use super::plan::{self, ForClaim, ForVolume};
 use super::sidecars::Sidecars;
 
@@ -28,6 +29,7 @@ pub(super) enum Work {
     Claim(Key),
     Volume(Key),
     Content(Key),
+    Group(Key),
 }
 
 /// The controller of a node's volumes.
@@ -43,6 +45,8 @@ pub(super) struct Controller {
     pub(super) classes: Cache<Class>,
     /// Empty while the cluster has no VolumeSnapshotContents.
     pub(super) contents: Cache<Content>,
+    /// Empty while the cluster has no VolumeGroupSnapshotContents.
+    pub(super) groups: Cache<GroupContent>,
     sidecars: Sidecars,
     queue: Queue<Work>,
     /// Something changed what the pools have left.
@@ -90,6 +94,10 @@ impl Controller {
         let contents = Cache::<Content>::builder()
             .on_change(move |change| feed.add(Work::Content(change.key.clone())))
             .start::<Content>(client, CONTENTS, &of_node);
+        let feed = queue.clone();
+        let groups = Cache::<GroupContent>::builder()
+            .on_change(move |change| feed.add(Work::Group(change.key.clone())))
+            .start::<GroupContent>(client, GROUP_CONTENTS, &of_node);
         claims.synced().await;
         volumes.synced().await;
         classes.synced().await;
@@ -112,6 +120,7 @@ impl Controller {
             volumes,
             classes,
             contents,
+            groups,
             sidecars,
             queue,
             changed,
@@ -133,8 +142,9 @@ impl Controller {
         let outcome = match &work {
             Work::Claim(key) => self.claim(key).await,
             Work::Volume(key) => self.volume(key).await,
-            Work::Content(_) if self.sidecars.snapshot() => Outcome::After(SLOWEST / 10),
+            Work::Content(_) | Work::Group(_) if self.sidecars.snapshot() => Outcome::After(SLOWEST / 10),
             Work::Content(key) => self.content(key).await,
+            Work::Group(key) => self.group(key).await,
         };
         let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match outcome {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use csi::controller_client::ControllerClient;
 use csi::controller_service_capability::{Type, rpc};
+use csi::group_controller_client::GroupControllerClient;
 use csi::identity_client::IdentityClient;
 use csi::node_client::NodeClient;
 use csi::{ControllerGetCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest};
@@ -111,5 +112,10 @@ impl Driver {
     /// A client of its controller service.
     pub(super) fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())
+    }
+
+    /// A client of its group controller service.
+    pub(super) fn groups(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.channel.clone())
     }
 }

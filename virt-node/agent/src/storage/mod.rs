@@ -10,15 +10,15 @@
 //!
 //! - [`objects`]: claims, classes and PVs as they are read. [`plan`]: what is done about a claim or a PV (pure).
 //! - [`request`], [`volume`]: the driver's request and the PV that is written (pure).
-//! - [`content`]: the same of VolumeSnapshotContents (pure).
+//! - [`content`], [`group`]: the same of VolumeSnapshotContents and VolumeGroupSnapshotContents (pure).
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
-//!   [`resize`], [`modify`], [`snapshots`]: one file for each kind of work. [`conditions`]: those of claims. [`capacity`]:
+//!   [`resize`], [`modify`], [`snapshots`], [`groups`]: one file for each kind of work. [`conditions`]: those of claims. [`capacity`]:
 //!   CSIStorageCapacity objects. [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks
 //!   for clients outside of the node.
 //!
 //! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
-//! be switched between both. Not here: which node a claim goes to (the operator's), VolumeSnapshots (the snapshot
-//! controller's), groups of them.
+//! be switched between both. Not here: which node a claim goes to (the operator's), VolumeSnapshots and
+//! groups of them (the snapshot controller's).
 
 mod capacity;
 mod claims;
@@ -26,6 +26,8 @@ mod conditions;
 mod content;
 mod controller;
 mod driver;
+mod group;
+mod groups;
 pub(crate) mod metadata;
 mod modify;
 mod objects;

@@ -27,6 +27,10 @@ pub(super) const SNAPSHOTS: Resource =
 pub(super) const CONTENTS: Resource =
     Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents");
 
+/// VolumeGroupSnapshotContents.
+pub(super) const GROUP_CONTENTS: Resource =
+    Resource::cluster("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshotcontents");
+
 /// Label of claims and PVs: the node of the agent that serves them. The operator sets it on claims.
 pub const NODE_LABEL: &str = "ferrovirt.io/node";
 /// Annotation of a claim: the driver that makes its volume; and its older name.
