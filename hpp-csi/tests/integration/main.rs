@@ -12,6 +12,7 @@ mod faults;
 mod groups;
 mod hostile;
 mod interrupted;
+mod manifests;
 mod metadata;
 mod node;
 mod pools;

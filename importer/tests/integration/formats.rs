@@ -11,6 +11,7 @@ use places::{Loop, output, run};
 
 use crate::support::server::{Served, Server};
 use crate::support::{self, MIB, Pod, assert_exit, import, import_piped, importer, names, report, text};
+use crate::vhds;
 
 /// A folder that is served, and files in it.
 struct Place {
@@ -52,7 +53,8 @@ impl Place {
 
     #[track_caller]
     fn assert_untouched(&self, what: &str) {
-        assert!(names(&self.path("into")).is_empty(), "{what}: something was written");
+        let found = names(&self.path("into"));
+        assert!(found.is_empty(), "{what}: something was written: {found:?}");
     }
 }
 
@@ -430,6 +432,76 @@ fn a_vhdx_is_read_through_its_log_however_it_comes() {
     );
     assert!(fs::read(place.path("dirty.vhdx")).unwrap() == before, "the source is unchanged");
     assert!(fs::read(place.path("raw")).unwrap()[9 << 20..10 << 20].iter().all(|&byte| byte == 5));
+}
+
+#[test]
+fn a_qcow2_that_ends_inside_its_last_cluster_is_read_however_it_comes() {
+    let place = Place::new();
+    for cut in [1, 30_001, 65_535] {
+        place.shell(
+            "qemu-img create -q -f qcow2 cut.qcow2 4M; qemu-io -f qcow2 -c 'write -P 9 0 3M' cut.qcow2",
+        );
+        place.shell(&format!("truncate -s -{cut} cut.qcow2; qemu-img convert -f qcow2 -O raw cut.qcow2 raw"));
+        let raw = fs::read(place.path("raw")).unwrap();
+        assert_eq!(
+            raw[(3 << 20) - cut..].iter().position(|&byte| byte != 0),
+            None,
+            "the last cluster is data"
+        );
+        imported_however_it_comes(&place, "cut.qcow2", "raw");
+    }
+}
+
+#[test]
+fn a_qcow2_that_was_not_closed_is_read_with_a_warning_however_it_comes() {
+    let place = Place::new();
+    place.shell("qemu-img create -q -f qcow2 -o lazy_refcounts=on dirty.qcow2 4M");
+    // qemu is gone before it has counted the references.
+    place.shell("qemu-io -f qcow2 -c 'write -P 9 0 2M' -c flush -c abort dirty.qcow2 || true");
+    place.shell("qemu-img convert -f qcow2 -O raw dirty.qcow2 raw");
+    let before = fs::read(place.path("dirty.qcow2")).unwrap();
+    assert_eq!(before[79] & 1, 1, "the image is not dirty");
+    assert!(fs::read(place.path("raw")).unwrap()[..2 << 20].iter().all(|&byte| byte == 9));
+    let done = imported_however_it_comes(&place, "dirty.qcow2", "raw");
+    assert!(report(&done)["warnings"].to_string().contains("dirty"), "{}", text(&done.stdout));
+    assert!(fs::read(place.path("dirty.qcow2")).unwrap() == before, "the source is unchanged");
+}
+
+/// A way of reading, and an import by it to a target.
+type Way<'a> = (&'static str, &'a dyn Fn(&str) -> Output);
+
+#[test]
+fn an_impossible_vhd_is_refused_alike_however_it_comes() {
+    let place = Place::new();
+    for (name, image, words) in vhds::impossible(place.folder.path()) {
+        place.write(name, &image);
+        place.shell(&format!("gzip -1 -k {name}"));
+        let url = |served, name: &str| place.server.url(served, name);
+        let packed = format!("{name}.gz");
+        let ways: [Way<'_>; 5] = [
+            ("a file", &|to| import(&[&place.text(name), to])),
+            ("a server with ranges", &|to| import(&[&url(Served::Ranges, name), to])),
+            ("a server without ranges", &|to| import(&[&url(Served::Whole, name), to])),
+            ("a pipe", &|to| import_piped(&place.path(name), &["-", to])),
+            ("gzip", &|to| import(&[&url(Served::Ranges, &packed), to])),
+        ];
+        for (how, import) in ways {
+            let what = format!("{name}: {how}");
+            let done = import(&place.target());
+            assert_exit(&done, 4, &what);
+            let said = text(&done.stderr);
+            // A stream says where it ended.
+            assert!(said.contains(words) || said.contains("the image ends"), "{what}: {said}");
+            place.assert_untouched(&what);
+        }
+        for served in [Served::Ranges, Served::Whole] {
+            let pod = Pod::new();
+            let done = output(&mut pod.command(&url(served, name), "16Mi")).unwrap();
+            assert_exit(&done, 1, &format!("{name}: a pod, {served:?}"));
+            assert!(!pod.message().is_empty(), "{name}, {served:?}");
+            assert!(names(&pod.path("data")).is_empty(), "{name}, {served:?}");
+        }
+    }
 }
 
 #[test]

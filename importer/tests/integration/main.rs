@@ -26,3 +26,4 @@ mod s3;
 mod space;
 mod support;
 mod targets;
+mod vhds;

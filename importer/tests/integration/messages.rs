@@ -198,6 +198,73 @@ fn the_proxy_and_the_wrong_scheme_are_named() {
     assert_said(&ran, 3, &["with the credentials given"]);
 }
 
+/// The import of a source whose host is looked up in files alone: this machine may have no server of names that answers.
+fn without_names(place: &Place, command: &Command) -> Command {
+    let table = place.text("nsswitch");
+    fs::write(&table, "hosts: files\n").unwrap();
+    let mut unshared = Command::new("unshare");
+    let script = "mount --bind \"$0\" /etc/nsswitch.conf && exec \"$@\"";
+    unshared
+        .args(["--mount", "sh", "-c", script, &table])
+        .arg(command.get_program())
+        .args(command.get_args());
+    unshared.env_clear();
+    for (name, value) in command.get_envs() {
+        unshared.env(name, value.unwrap());
+    }
+    unshared
+}
+
+#[test]
+fn an_unknown_host_fails_at_once() {
+    let place = Place::new();
+    let disk = place.text("disk");
+    for url in [
+        "http://x.invalid/i",
+        "https://x.invalid/i",
+        "docker://x.invalid/i:1",
+        "nbd://x.invalid/i",
+        "s3://b/k",
+    ] {
+        let begun = Instant::now();
+        let mut command = importer();
+        let ran = soon(&mut without_names(&place, command.args([url, &disk])));
+        assert_said(&ran, 3, &["Name or service not known"]);
+        // The first failure would be tried again for 30 s.
+        assert!(begun.elapsed() < Duration::from_secs(8), "{url}: {:?}", begun.elapsed());
+        let said = text(&ran.stderr);
+        assert!(!said.contains("retrying"), "{url}: {said}");
+        assert!(!Path::new(&disk).exists());
+    }
+    let pod = support::Pod::new();
+    let ran = soon(&mut without_names(&place, &pod.command("http://x.invalid/i", "16Mi")));
+    assert_exit(&ran, 1, &text(&ran.stderr));
+    assert!(pod.message().contains("Name or service not known"), "{}", pod.message());
+}
+
+#[test]
+fn a_refused_connection_is_told_at_the_first_failure() {
+    use std::io::{BufRead, BufReader};
+    let place = Place::new();
+    let disk = place.text("disk");
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let at = format!("127.0.0.1:{port}");
+    for url in [format!("http://{at}/i"), format!("nbd://{at}/i"), format!("docker://{at}/i:1")] {
+        let begun = Instant::now();
+        let mut child = importer().args([&url, &disk]).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("Connection refused"));
+        let told = begun.elapsed();
+        let goes_on = child.try_wait().unwrap().is_none();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let line = line.unwrap_or_else(|| panic!("{url}: nothing was told"));
+        assert!(line.contains(&at) && line.contains("retrying"), "{url}: {line}");
+        assert!(told < Duration::from_secs(5) && goes_on, "{url}: {told:?}, {goes_on}");
+    }
+}
+
 #[test]
 fn contradictory_arguments_are_wrong_usage() {
     let place = Place::new();

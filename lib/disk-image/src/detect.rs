@@ -65,7 +65,7 @@ pub enum Detected {
     Image(Format),
     /// A tar archive: content of an archive import, a registry layer or an OVA.
     Tar,
-    /// Something known that is not a disk ("HTML", "XML", "zip", "7z", "bzip2", "lz4"), or a disk in a form that is not
+    /// Something known that is not a disk ("HTML", "XML", "JSON", "zip", "7z", "bzip2", "lz4"), or a disk in a form that is not
     /// read ("a LUKS container (encrypted)", "a QED image", …). Raw under the environment contract, refused by command
     /// line.
     Foreign(&'static str),
@@ -164,6 +164,9 @@ fn foreign(head: &[u8]) -> Option<&'static str> {
     if starts_with_text(text, "<?xml") {
         return Some("XML");
     }
+    if is_json(text) {
+        return Some("JSON");
+    }
     // Local header, empty archive, spanned archive.
     if [b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08"].iter().any(|magic| head.starts_with(*magic)) {
         return Some("zip");
@@ -177,6 +180,14 @@ fn foreign(head: &[u8]) -> Option<&'static str> {
     // Frame and legacy frame.
     let lz4 = [0x184d_2204_u32, 0x184c_2102].iter().any(|magic| head.starts_with(&magic.to_le_bytes()));
     lz4.then_some("lz4").or_else(|| foreign_image(head))
+}
+
+/// An object of JSON, such as a server's error, as far as it is seen: a brace, a key, and nothing but text.
+fn is_json(text: &[u8]) -> bool {
+    let is_object = text.strip_prefix(b"{").is_some_and(|rest| rest.trim_ascii_start().starts_with(b"\""));
+    // As a disk it would be followed by zeroes.
+    let end = text.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    is_object && text[..end].iter().all(|byte| !byte.is_ascii_control() || byte.is_ascii_whitespace())
 }
 
 /// Disks in a form that is not read here.
@@ -258,6 +269,9 @@ mod tests {
             (b"\xef\xbb\xbf\r\n <!DocType HTML>", Foreign("HTML")),
             (b"<html lang=en>", Foreign("HTML")),
             (b"\n<?XML version='1.0'?>", Foreign("XML")),
+            (b"{\"error\": \"no such object\"}\n", Foreign("JSON")),
+            (b"{\"a\": \"\x01\"}", Image(Format::Raw)),
+            (b"{ a disk", Image(Format::Raw)),
             (b"PK\x03\x04", Foreign("zip")),
             (b"PK\x05\x06", Foreign("zip")),
             (b"7z\xbc\xaf\x27\x1c", Foreign("7z")),

@@ -12,3 +12,4 @@ mod memory;
 mod protocol;
 mod resumed;
 mod support;
+mod warnings;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use api::kubevirt::{VirtualMachineInstance, Volume};
+use api::kubevirt::{HostDisk, VirtualMachineInstance, Volume};
 use api::launch::{Accelerator, Bus, Cpu, DiskDevice, Launch, Layout, Media, Memory, Storage};
 use api::launcher::{Answer, Cause, Request, SOCKET, State as Doing};
 use dir::Owner;
@@ -90,9 +90,26 @@ impl Start {
 
     /// How a volume's claim is shared: a hotplugged one belongs to the VM's user alone, as a running VM gets no new group.
     fn sharing(&self, volume: &str, run: &Run) -> Sharing {
+        if self.is_shareable(volume) && !run.is_started() { Sharing::Group } else { Sharing::Alone }
+    }
+
+    fn is_shareable(&self, volume: &str) -> bool {
         let disks = &self.instance.spec.domain.devices.disks;
-        let shared = disks.iter().any(|disk| disk.name == volume && disk.shareable == Some(true));
-        if shared && !run.is_started() { Sharing::Group } else { Sharing::Alone }
+        disks.iter().any(|disk| disk.name == volume && disk.shareable == Some(true))
+    }
+
+    /// Whether other guests have this file of the machine, too.
+    fn is_shared(&self, volume: &str, host: &HostDisk) -> bool {
+        host.shared == Some(true) || self.is_shareable(volume)
+    }
+
+    /// The access rights to a file of the machine: its VM's alone, or those of the group of all VMs that share it.
+    fn host_access(&self, volume: &str, host: &HostDisk, user: Owner) -> Result<Access, Error> {
+        if !self.is_shared(volume, host) {
+            return Ok(Access::writers(user));
+        }
+        let group = self.state.ids().of(&ids::host_disk(&host.path))?.gid;
+        Ok(Access::writers(Owner { uid: 0, gid: group }))
     }
 
     /// Groups that the VM's user needs besides its own: of disks that it shares, and of /dev/kvm.
@@ -108,12 +125,13 @@ impl Start {
                 }
                 (None, Some(ephemeral), _) => claim(&ephemeral.claim_name).map(|uid| ids::readers(&uid)),
                 (None, None, Some(name)) => {
-                    let disks = &spec.domain.devices.disks;
-                    let shared =
-                        disks.iter().any(|disk| disk.name == volume.name && disk.shareable == Some(true));
-                    claim(name).filter(|_| shared).map(|uid| ids::claim(&uid))
+                    claim(name).filter(|_| self.is_shareable(&volume.name)).map(|uid| ids::claim(&uid))
                 }
-                (None, None, None) => None,
+                (None, None, None) => {
+                    let host = volume.host_disk.as_ref();
+                    let shared = host.filter(|host| self.is_shared(&volume.name, host));
+                    shared.map(|host| ids::host_disk(&host.path))
+                }
             };
             if let Some(whose) = whose {
                 groups.push(ids.of(&whose)?.gid);
@@ -421,7 +439,10 @@ fn disk(start: &Start, run: &Run, volume: &Volume, tell: &mut Tell<'_>) -> Resul
         return images::overlay(&path("qcow2"), claim(&ephemeral.claim_name, Sharing::ReadOnly)?, user);
     }
     match &volume.host_disk {
-        Some(host) => images::host(host, &start.host_disks, run.path(), &volume.name, user),
+        Some(host) => {
+            let access = start.host_access(&volume.name, host, user)?;
+            images::host(host, &start.host_disks, run.path(), &volume.name, user, access)
+        }
         None => Err(Error::new(Kind::Content, format!("volume {:?} has no source", volume.name))),
     }
 }

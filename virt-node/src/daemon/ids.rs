@@ -49,6 +49,13 @@ pub(super) fn readers(uid: &str) -> String {
     format!("readers/{uid}")
 }
 
+/// The name of the group of writers of a `hostDisk` that VMs share. It is kept: the file is the machine's, and stays.
+pub(super) fn host_disk(path: &str) -> String {
+    use sha2::Digest as _;
+    let digest = sha2::Sha256::digest(path);
+    format!("host-disk/{}", digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
 /// Numbers that are given out, in a file.
 #[derive(Debug)]
 pub(super) struct Ids {

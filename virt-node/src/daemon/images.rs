@@ -201,7 +201,7 @@ pub(super) fn empty(path: &Path, capacity: Option<&Quantity>, user: Owner) -> Re
     let made = || -> dir::Result<()> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
         let dir = Dir::open(above)?;
-        make_or_give(&dir, Path::new(name), size, user)
+        make_or_give(&dir, Path::new(name), size, Access::writers(user))
     };
     made().map_err(|error| {
         Error::with(Kind::System, format!("cannot create the emptyDisk {}", path.display()), error)
@@ -214,9 +214,8 @@ fn size_of(capacity: Option<&Quantity>) -> Result<u64, Error> {
     size.map_err(|error| Error::new(Kind::Content, error.to_string()))
 }
 
-/// Gives the disk `name` beneath `dir` to a user, made with this size where nothing is.
-fn make_or_give(dir: &Dir, name: &Path, size: u64, user: Owner) -> dir::Result<()> {
-    let access = Access::writers(user);
+/// Gives the disk `name` beneath `dir` to its writers, made with this size where nothing is.
+fn make_or_give(dir: &Dir, name: &Path, size: u64, access: Access) -> dir::Result<()> {
     if let Some(file) = dir.own_file(name, OFlags::RDWR)? {
         return access
             .give(&file)
@@ -231,14 +230,15 @@ fn make_or_give(dir: &Dir, name: &Path, size: u64, user: Owner) -> dir::Result<(
 }
 
 /// A file or block device of the machine, which must lie in one of the directories that the administrator named. It is
-/// opened beneath that directory without following links, and given to the VM's user; of a device the VM gets a node of its
-/// own in the run's directory.
+/// opened beneath that directory without following links, and given to its writers; of a device the VM gets a node of its own
+/// in the run's directory.
 pub(super) fn host(
     disk: &HostDisk,
     allowed: &[PathBuf],
     run: &Path,
     volume: &str,
     user: Owner,
+    access: Access,
 ) -> Result<Storage, Error> {
     let path = Path::new(&disk.path);
     let refused = |error: dir::Error| Error::with(Kind::Content, format!("hostDisk {}", disk.path), error);
@@ -267,7 +267,7 @@ pub(super) fn host(
     }
     let dir = Dir::open(root).map_err(refused)?;
     if disk.kind == "DiskOrCreate" {
-        make_or_give(&dir, name, size_of(disk.capacity.as_ref())?, user).map_err(refused)?;
+        make_or_give(&dir, name, size_of(disk.capacity.as_ref())?, access).map_err(refused)?;
         return Ok(raw(path, false));
     }
     let handle = dir.handle(name).map_err(refused)?.ok_or_else(|| {
@@ -282,7 +282,7 @@ pub(super) fn host(
         let node = device(run, volume, facts.rdev(), user).map_err(failed(path))?;
         return Ok(raw(&node, true));
     }
-    make_or_give(&dir, name, 0, user).map_err(refused)?;
+    make_or_give(&dir, name, 0, access).map_err(refused)?;
     Ok(raw(path, false))
 }
 
@@ -366,7 +366,10 @@ mod tests {
             fs::set_permissions(allowed.path(), fs::Permissions::from_mode(outer)).unwrap();
             fs::set_permissions(&below, fs::Permissions::from_mode(inner)).unwrap();
             let disk = host_disk(&below.join("a.img"), "DiskOrCreate");
-            let error = host(&disk, &[allowed.path().to_owned()], run.path(), "a", user).unwrap_err().chain();
+            let error =
+                host(&disk, &[allowed.path().to_owned()], run.path(), "a", user, Access::writers(user))
+                    .unwrap_err()
+                    .chain();
             let text = format!("cannot enter the directory {};", closed.display());
             assert!(error.contains(&text) && !below.join("a.img").exists(), "{error}");
         }
@@ -388,7 +391,8 @@ mod tests {
         let roots = [allowed.path().to_owned()];
         let tried = |path: &Path, roots: &[PathBuf]| {
             for kind in ["Disk", "DiskOrCreate"] {
-                host(&host_disk(path, kind), roots, run.path(), "a", user).unwrap_err();
+                host(&host_disk(path, kind), roots, run.path(), "a", user, Access::writers(user))
+                    .unwrap_err();
             }
         };
         tried(&theirs, &roots);
@@ -402,7 +406,9 @@ mod tests {
             ("", "the allowed directory itself; name a file in it"),
         ] {
             let path = allowed.path().join(name);
-            let error = host(&host_disk(&path, "Disk"), &roots, run.path(), "a", user).unwrap_err().chain();
+            let error = host(&host_disk(&path, "Disk"), &roots, run.path(), "a", user, Access::writers(user))
+                .unwrap_err()
+                .chain();
             assert!(error.contains(wanted) && error.contains("hostDisk /"), "{name}: {error}");
         }
         assert_eq!(
@@ -412,8 +418,14 @@ mod tests {
         assert!(!outside.path().join("new").exists());
         // A file of the user's next to the disk was opened, truncated and renamed.
         fs::write(allowed.path().join("X.new"), "mine").unwrap();
-        let made =
-            host(&host_disk(&allowed.path().join("X.img"), "DiskOrCreate"), &roots, run.path(), "a", user);
+        let made = host(
+            &host_disk(&allowed.path().join("X.img"), "DiskOrCreate"),
+            &roots,
+            run.path(),
+            "a",
+            user,
+            Access::writers(user),
+        );
         let facts = fs::metadata(made.unwrap().path).unwrap();
         assert_eq!((facts.uid(), facts.len()), (7, 1 << 20));
         assert_eq!(fs::read(allowed.path().join("X.new")).unwrap(), b"mine");

@@ -107,6 +107,27 @@ fn nothing_is_left_behind_and_the_text_has_a_line_for_each() {
     assert_eq!(fs::read_dir(state.path()).unwrap().count(), 0);
 }
 
+/// As `make install` puts them: next to each other, and not on the PATH.
+#[test]
+fn programs_of_a_prefix_find_each_other() {
+    let prefix = tempfile::tempdir_in(Path::new(env!("CARGO_BIN_EXE_virt-node")).parent().unwrap()).unwrap();
+    let program = prefix.path().join("virt-node");
+    fs::hard_link(env!("CARGO_BIN_EXE_virt-node"), &program).unwrap();
+    let check = || {
+        let state = tempfile::tempdir().unwrap();
+        let mut command = Command::new(&program);
+        command.args(["check", "--output", "json", "--state"]).arg(state.path());
+        let output =
+            waiting::output(command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null()));
+        tried(&json(&output), "bridge").clone()
+    };
+    let alone = check();
+    assert!(alone["reason"].as_str().is_some_and(|reason| reason.contains("cni")), "{alone}");
+    fs::copy(cni_folder().join("cni"), prefix.path().join("cni")).unwrap();
+    let together = check();
+    assert_eq!(together["offered"], true, "{together}");
+}
+
 #[test]
 fn missing_programs_are_reported() {
     let state = tempfile::tempdir().unwrap();

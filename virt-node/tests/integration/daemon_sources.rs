@@ -163,6 +163,33 @@ fn a_shared_disk_is_written_by_its_guests_alone_and_by_their_group() {
     }
 }
 
+/// The second guest's start took the file from the first.
+#[test]
+fn a_shared_file_of_the_machine_is_written_by_the_group_of_its_guests() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.img", code::HALTS);
+    for name in ["one", "two"] {
+        daemon.run(&instance(
+            name,
+            &format!("hostDisk: {{path: \"{}\", type: Disk, shared: true}}", image.display()),
+        ));
+        daemon.until_serial(name, "K");
+    }
+    let facts = fs::metadata(&image).unwrap();
+    assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o660), "root's, and its group writes");
+    for name in ["one", "two"] {
+        let user = daemon.user(name);
+        let qemu = daemon.processes().into_iter().find(|(id, line)| {
+            line.contains("qemu-system")
+                && fs::metadata(format!("/proc/{id}")).is_ok_and(|facts| facts.uid() == user)
+        });
+        let status = fs::read_to_string(format!("/proc/{}/status", qemu.unwrap().0)).unwrap();
+        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
+        assert!(groups.split_whitespace().any(|group| group == facts.gid().to_string()), "{name}: {groups}");
+        daemon.says(&["delete", &format!("vmi/{name}")]);
+    }
+}
+
 #[test]
 fn images_come_from_a_registry_with_a_password_over_tls() {
     let daemon = Daemon::start();

@@ -250,6 +250,44 @@ fn a_name_that_is_too_long_to_start_is_refused() {
     assert!(refused(told_of(", namespace: another-one", 237)));
 }
 
+#[test]
+fn a_machines_name_that_is_too_long_to_start_is_refused() {
+    let found = |length: usize| {
+        let text = format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {}}}\nspec: {{runStrategy: Halted, template: {{spec: {{domain: {{memory: {{guest: 1Gi}}, devices: {{}}}}}}}}}}",
+            "a".repeat(length)
+        );
+        findings(&report(&text))
+    };
+    assert!(!found(237).iter().any(|one| one.starts_with("error")), "{:?}", found(237));
+    assert!(found(238).iter().any(|one| one == "error metadata.name"), "{:?}", found(238));
+}
+
+#[test]
+fn annotations_that_change_a_vm_upstream_are_reported() {
+    for name in [
+        "hooks.kubevirt.io/hookSidecars",
+        "kubevirt.io/disablePCIHole64",
+        "kubevirt.io/free-page-reporting-disabled",
+        "kubevirt.io/ignitiondata",
+        "kubevirt.io/keep-launcher-alive-after-failure",
+        "kubevirt.io/libvirt-log-filters",
+        "kubevirt.io/placePCIDevicesOnRootComplex",
+    ] {
+        let machine = changed("{labels: {app: web}}", &format!("{{annotations: {{{name}: 'true'}}}}"));
+        let found = findings(&report(&machine));
+        let wanted = format!("unsupported spec.template.metadata.annotations.{name}");
+        assert!(found.contains(&wanted), "{name}: {found:?}");
+        let instance = format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: a, annotations: {{{name}: 'true'}}}}\nspec: {{domain: {{memory: {{guest: 1Gi}}, devices: {{}}}}}}"
+        );
+        let found = findings(&report(&instance));
+        assert!(found.contains(&format!("unsupported metadata.annotations.{name}")), "{name}: {found:?}");
+    }
+    let other = changed("{labels: {app: web}}", "{annotations: {example.com/note: 'true'}}");
+    assert!(!findings(&report(&other)).iter().any(|one| one.contains("annotations")));
+}
+
 /// The program with these arguments and this standard input.
 fn run(arguments: &[&str], input: &str) -> Output {
     program::run(env!("CARGO_BIN_EXE_virt-node"), arguments, input.as_bytes())

@@ -49,16 +49,18 @@ fn a_signal_leaves_a_state_to_go_on_from() {
         let mut command = std::process::Command::new("env");
         command.env_clear().env("PATH", std::env::var("PATH").unwrap());
         command.arg("--default-signal=HUP").arg(importer().get_program());
-        let mut child = command.args([&url, &target]).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = command.args([&url, &target]).stderr(Stdio::piped()).spawn().unwrap();
         wait_for("a journal record", || {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it was stopped");
             (fs::read_to_string(&journal).unwrap_or_default().lines().count() > 1).then_some(())
         });
         let asked = Instant::now();
         signal(&child, sent);
-        let status = child.wait().unwrap();
+        let ended = child.wait_with_output().unwrap();
         assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
-        assert_eq!(status.code(), Some(code));
+        assert_eq!(ended.status.code(), Some(code));
+        let said = text(&ended.stderr);
+        assert!(said.contains("the same command goes on"), "{said}");
         assert_eq!(place.names("."), [".disk.import-journal", "disk"]);
         let output = run(&[&url, &target, "--output", "json"]);
         assert_exit(&output, 0);

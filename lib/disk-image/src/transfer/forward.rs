@@ -84,7 +84,8 @@ fn raw(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
 fn raw_end(shared: &Shared<'_>, tail: &[u8], at: u64) -> Result<u64, Error> {
     let size = shared.image.layout.virtual_size();
     if size != u64::MAX && at < size {
-        return Err(truncated(at, &format!("its end at byte {size}")));
+        let what = format!("the image ends at byte {at}, before its end at byte {size}: it is truncated");
+        return Err(Error::new(Kind::Source, what));
     }
     shared.raw_end(tail, at)
 }

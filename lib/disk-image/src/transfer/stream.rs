@@ -111,9 +111,9 @@ fn failed(e: std::io::Error) -> Error {
     Error::from_source("cannot read the image", e)
 }
 
-/// The stream ended before `what`.
+/// The stream ended before `what`, which the image claims to have: the verdict is that of a file with the same bytes.
 pub(super) fn truncated(at: u64, what: &str) -> Error {
-    Error::new(Kind::Source, format!("the image ends at byte {at}, before {what}: it is truncated"))
+    Error::corrupt(format!("the image ends at byte {at}, before {what}: it is truncated"))
 }
 
 /// Hands the extents `pieces` of a chunk to the workers.

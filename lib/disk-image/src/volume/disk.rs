@@ -85,6 +85,10 @@ pub(super) fn disk(
         available,
     };
     let mut done = prepared.run()?;
+    if let Some(warning) = plan::odd(&done.format, done.virtual_size) {
+        tracing::warn!("{warning}");
+        warnings.push(warning);
+    }
     done.warnings.extend(warnings);
     Ok(done)
 }

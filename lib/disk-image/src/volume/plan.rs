@@ -246,7 +246,7 @@ const DMG: &str = "a DMG image";
 /// Advice for the command line.
 fn advice(seen: &str) -> &'static str {
     match seen {
-        "HTML" | "XML" => {
+        "HTML" | "XML" | "JSON" => {
             "the server probably answered with a page instead of the file: check the address and the credentials (--format raw imports it as it is)"
         }
         "a tar archive" => {
@@ -282,6 +282,17 @@ pub fn empty(contract: Contract, format_given: bool, name: Option<&str>) -> Resu
         "the source is empty: {name} gave no byte; check the file, server or program that supplies the image{advice}"
     );
     Err(Error::new(Kind::Refused, what))
+}
+
+/// A warning about a raw image that does not end where a sector of a disk does: it may be a part of one, or no disk.
+pub fn odd(format: &str, virtual_size: u64) -> Option<String> {
+    let raw = format.split('.').next() == Some(crate::Format::Raw.name());
+    let odd = raw && !virtual_size.is_multiple_of(512);
+    odd.then(|| {
+        format!(
+            "the image has {virtual_size} bytes, not whole sectors of 512 bytes: it may be incomplete; compare it with the original"
+        )
+    })
 }
 
 /// What to do when the image's tables come after its data, the source can be read once only, and there was no room

@@ -16,8 +16,11 @@ impl Prepared<'_> {
     pub(super) fn undo(&self, error: &Error, held: &TargetLock) {
         let worthless = match error.kind() {
             Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => true,
-            // The next try starts from the beginning and needs none of it; zeroing a device would gain nothing.
-            Kind::Connect | Kind::Process => self.input.verify.is_some() && self.facts.mode == Mode::File,
+            // Where the next try starts from the beginning it needs none of it; zeroing a device would gain nothing.
+            Kind::Connect | Kind::Process => {
+                let restarts = self.input.verify.is_some() || self.input.identity.is_none();
+                restarts && self.facts.mode == Mode::File
+            }
             Kind::Usage | Kind::NoRoom | Kind::Target | Kind::Stopped => false,
         };
         let untouched = held.created && std::fs::metadata(&self.facts.path).is_ok_and(|meta| meta.len() == 0);

@@ -333,6 +333,36 @@ fn disks_are_sata_and_as_direct_as_their_storage() {
 }
 
 #[test]
+fn a_read_only_claim_and_a_shared_file_of_the_host_change_their_disks() {
+    let volume = |value: Value| launch("/volumes/0", value).disks[0].clone();
+    let claim = |read_only| json!({"name": "root", "persistentVolumeClaim": {"claimName": "a", "readOnly": read_only}});
+    let (open, closed) = (volume(claim(false)), volume(claim(true)));
+    assert!(!open.read_only && open.discard, "{open:?}");
+    assert!(closed.read_only && !closed.discard, "{closed:?}");
+    let host =
+        |shared| json!({"name": "root", "hostDisk": {"path": "/srv/a", "type": "Disk", "shared": shared}});
+    assert!(!volume(host(false)).shareable);
+    assert!(volume(host(true)).shareable);
+    // QEMU is told so.
+    let domain = |value| virt_launcher::domain(&launch("/volumes/0", value)).unwrap().xml;
+    for (value, element) in [(claim(true), "<readonly/>"), (host(true), "<shareable/>")] {
+        assert!(domain(value).contains(element), "{element}");
+    }
+    // The CD is read-only anyway.
+    assert_eq!(
+        domain(claim(false)).matches("<readonly/>").count() + 1,
+        domain(claim(true)).matches("<readonly/>").count()
+    );
+}
+
+#[test]
+fn a_volume_without_a_disk_gets_one() {
+    let disks = launch("/domain/devices/disks", json!([])).disks;
+    let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
+    assert_eq!(names, ["root", "init"]);
+}
+
+#[test]
 fn boot_orders_that_are_given_are_all_there_are() {
     let launch = launch("/domain/devices/interfaces/0/bootOrder", json!(1));
     assert_eq!(launch.interfaces[0].boot_order, Some(1));
