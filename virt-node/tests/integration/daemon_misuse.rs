@@ -343,6 +343,11 @@ fn members_of_the_group_use_vms_and_change_no_object() {
     daemon.until_serial("mine", "K");
     daemon.until("mine", "Running");
     assert!(does(&daemon, &["get", "vmi/mine", "-o", "yaml"]).contains("phase: Running"));
+    assert!(does(&daemon, &["events", "mine"]).contains("Started"), "{}", does(&daemon, &["events", "mine"]));
+    does(&daemon, &["pause", "mine"]);
+    daemon.until("mine", "Paused");
+    does(&daemon, &["unpause", "mine"]);
+    daemon.until("mine", "Running");
     does(&daemon, &["stop", "mine", "--force"]);
     daemon.until("mine", "Stopped");
     let file = daemon.path("document.yaml");
