@@ -243,7 +243,7 @@ fn an_unknown_host_fails_at_once() {
 }
 
 #[test]
-fn a_refused_connection_is_told_at_the_first_failure() {
+fn a_refused_connection_is_reported_at_the_first_failure() {
     use std::io::{BufRead, BufReader};
     let place = Place::new();
     let disk = place.text("disk");

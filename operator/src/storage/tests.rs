@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::action::{Action, Kind};
 use super::class::Classes;
+use super::clone::authorize::Origin;
 use super::datavolume::claim::ClusterStorage;
 use super::datavolume::{plan as volumes, status};
 use super::names;
@@ -553,7 +554,7 @@ fn a_foreign_claim_is_left_alone() {
     assert_eq!(model.volume["status"]["phase"], "Pending");
 }
 
-/// The claim of a DataVolume, and the pod that fills it.
+/// The claim of a DataVolume, and the pod that fills it, or the origin of a clone.
 fn made(spec: &Value) -> Result<(Value, Option<Value>), String> {
     let mut model = Model::new(&json!({}), false, Binding::Immediate, true, 0);
     let mut other = model.classes.classes[0].clone();
@@ -564,7 +565,10 @@ fn made(spec: &Value) -> Result<(Value, Option<Value>), String> {
     let Some(claim) = model.claims.get("disk").cloned() else {
         return Err(format!("{}", model.volume["status"]["conditions"]));
     };
-    for _ in 0..3 {
+    // Uploads and clones have workers of their own.
+    let imported =
+        ["http", "gcs", "s3", "registry", "blank"].iter().any(|kind| spec["source"][*kind].is_object());
+    for _ in 0..if imported { 3 } else { 0 } {
         model.surroundings();
         drop(model.reconcile_claim());
     }
@@ -572,7 +576,11 @@ fn made(spec: &Value) -> Result<(Value, Option<Value>), String> {
         object["metadata"]["uid"] = Value::Null;
         object
     };
-    Ok((without_uid(claim), model.pods.into_values().next().map(without_uid)))
+    // A clone's source is what its plans read.
+    let origin = Origin::of(&DataVolume::from(&model.volume).source, "n")
+        .map(|origin| json!([origin.namespace, origin.name, origin.snapshot]));
+    let worker = model.pods.into_values().next().map(without_uid);
+    Ok((without_uid(claim), worker.or(origin)))
 }
 
 /// Leaves of a schema.

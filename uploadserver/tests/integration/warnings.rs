@@ -17,7 +17,7 @@ use crate::support::{CLIENT, MIB, Pod, Setup};
 const UPLOAD: &str = "/v1beta1/upload";
 
 #[test]
-fn what_is_strange_about_an_upload_is_in_the_answer_and_in_the_termination_message() {
+fn warnings_of_an_upload_are_in_the_answer_and_in_the_termination_message() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("file"), Dice(1).bytes(4096)).unwrap();
     let tar = folder.path().join("tar");
@@ -110,7 +110,7 @@ fn an_impossible_vhd_is_refused() {
 }
 
 #[test]
-fn a_client_whose_authority_alone_was_replaced_is_accepted() {
+fn a_client_of_an_authority_that_alone_was_replaced_is_accepted() {
     let image = Dice(5).bytes(MIB as usize);
     let mut pod = Pod::new();
     let fresh = Authority::new();
