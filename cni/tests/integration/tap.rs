@@ -168,9 +168,9 @@ fn addresses_of_a_tap_device_are_refused() {
     let (host, pod) = (Host::new(), Namespace::new());
     let config = with(&tap(), "ipam", json!({"type": "host-local", "subnet": "10.77.0.0/24"}));
     let (code, words) = host.add(&pod, &config).error();
-    assert!(code == 2 && words.contains("\"ipam\" of a tap device"), "{code}: {words}");
+    assert!(code == 2 && words.contains("\"ipam\" is not supported for a tap device"), "{code}: {words}");
     let (code, words) = host.make(&host.call("STATUS", &pod, &config)).error();
-    assert!(code == 50 && words.contains("\"ipam\" of a tap device"), "{code}: {words}");
+    assert!(code == 50 && words.contains("\"ipam\" is not supported for a tap device"), "{code}: {words}");
     assert!(pod.names().is_empty());
 }
 

@@ -193,7 +193,7 @@ fn flooding_and_flooded_consoles_block_no_other() {
             stream.read_exact(&mut head).unwrap();
             let mut answer = vec![0; u32::from_be_bytes(head) as usize];
             stream.read_exact(&mut answer).unwrap();
-            assert!(String::from_utf8_lossy(&answer).contains("no call"));
+            assert!(String::from_utf8_lossy(&answer).contains("invalid request"));
             sent += call.len();
         }
         sent
