@@ -42,7 +42,7 @@ enum Shelf {
 
 /// The object of blocks.
 #[derive(Debug)]
-pub(crate) struct Blocks<'a> {
+struct Blocks<'a> {
     client: &'a Client,
     config: &'a Config,
     state: &'a State,
@@ -68,14 +68,10 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &State) -> R
             doubted.store(true, Ordering::Relaxed);
         }
     });
-    let shared = async {
-        let never = tokio::select! {
-            never = followed => never,
-            error = blocks.keep(&doubted) => return error,
-        };
-        match never {}
+    let error = tokio::select! {
+        never = followed => match never {},
+        error = blocks.keep(&doubted) => error,
     };
-    let error = shared.await;
     if error.kind() != Kind::Forbidden {
         return Err(error);
     }
@@ -126,13 +122,12 @@ impl Blocks<'_> {
         }
     }
 
-    /// Waits until the account may read the ConfigMap. A replica that had it for itself ends then, and starts with it.
+    /// Waits until the account may write the ConfigMap, by making one without blocks. A replica that kept its blocks for itself
+    /// ends then, and shares them from its next start on.
     async fn allowed(&self) -> Error {
         loop {
             tokio::time::sleep(FORBIDDEN).await;
-            let metadata = json!({"name": BLOCKS_MAP, "labels": self.config.labels});
-            let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
-            let namespace = &self.config.namespace;
+            let (namespace, object) = (&self.config.namespace, self.new_object());
             let made = self.client.create::<IgnoredAny>(MAPS, namespace, &object).await.map_err(Error::from);
             if made.is_ok() || made.is_err_and(|error| error.kind() == Kind::Taken) {
                 let text = "the account may write the ConfigMap kubemacpool-blocks now: this replica starts again to share it";
@@ -177,6 +172,12 @@ impl Blocks<'_> {
         Ok(object)
     }
 
+    /// The ConfigMap as this process makes it, without its data.
+    fn new_object(&self) -> Value {
+        let metadata = json!({"name": BLOCKS_MAP, "labels": self.config.labels});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    }
+
     /// Writes the object over the one that was read.
     async fn write(&self, over: Option<&Value>, book: &Book) -> Result<()> {
         let data = json!({BOOK: book.text()});
@@ -185,18 +186,11 @@ impl Blocks<'_> {
             return Ok(());
         }
         let (client, config) = (self.client, self.config);
+        let mut object = over.map_or_else(|| self.new_object(), owned_by_others);
+        object["data"] = data;
         let IgnoredAny = match over {
-            None => {
-                let metadata = json!({"name": BLOCKS_MAP, "labels": config.labels});
-                let object =
-                    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-                client.create(MAPS, &config.namespace, &object).await?
-            }
-            Some(over) => {
-                let mut object = owned_by_others(over);
-                object["data"] = data;
-                client.replace(MAPS, &config.key(BLOCKS_MAP), &object).await?
-            }
+            None => client.create(MAPS, &config.namespace, &object).await?,
+            Some(_) => client.replace(MAPS, &config.key(BLOCKS_MAP), &object).await?,
         };
         Ok(())
     }
@@ -350,7 +344,7 @@ async fn certify(
                 && let Some(configuration) = &configuration.object
                 && let Some(published) = publication(configuration, &BASE64.encode(store.bundle()))
             {
-                // The next step waits for the event of this change; so does another try, if somebody was faster.
+                // The next step waits for the event of this change, or of another writer's that came first.
                 let key = Key::cluster(CONFIGURATION);
                 return match client
                     .replace::<IgnoredAny>(WEBHOOKS, &key, &published)

@@ -343,7 +343,7 @@ fn a_read_only_claim_and_a_shared_file_of_the_host_change_their_disks() {
         |shared| json!({"name": "root", "hostDisk": {"path": "/srv/a", "type": "Disk", "shared": shared}});
     assert!(!volume(host(false)).shareable);
     assert!(volume(host(true)).shareable);
-    // QEMU is told so.
+    // The domain that libvirt gives to QEMU has both.
     let domain = |value| virt_launcher::domain(&launch("/volumes/0", value)).unwrap().xml;
     for (value, element) in [(claim(true), "<readonly/>"), (host(true), "<shareable/>")] {
         assert!(domain(value).contains(element), "{element}");
