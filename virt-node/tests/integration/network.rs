@@ -14,7 +14,7 @@ use virt_node::network::{
     WantedNetworks, attach, attach_again, check, collect, detach, pod_gateway, status,
 };
 
-use crate::support::machine::{Machine, SERVER, files, inside, ip, nic, run};
+use crate::support::machine::{Machine, SERVER, files, inside, ip, links, nic, run};
 
 /// A network with addresses of its own on the bridge `br1`.
 fn blue(state: &Path) -> Configuration {
@@ -55,9 +55,9 @@ fn a_guest_behind_masquerade_has_what_it_wants_and_leaves_nothing() {
     let dhcp = one.tap.dhcp.as_ref().unwrap();
     assert_eq!(dhcp.v4.as_ref().unwrap().address.to_string(), "10.0.2.2");
     assert_eq!(dhcp.resolvers, [SERVER.parse::<IpAddr>().unwrap()]);
-    let links = inside(&attached.namespace, || ip("-d -o link show") + &ip("-o addr show"));
+    let shown = inside(&attached.namespace, || ip("-d -o link show") + &ip("-o addr show"));
     for part in ["k6t-eth0", "user 107 ", "mtu 1400", "10.0.2.1/24", &format!("{}/16", one.addresses[0])] {
-        assert!(links.contains(part), "{part}: {links}");
+        assert!(shown.contains(part), "{part}: {shown}");
     }
     check(&machine.places, &guest).unwrap();
     inside(&attached.namespace, || ip("link set tap0 down"));
@@ -68,10 +68,10 @@ fn a_guest_behind_masquerade_has_what_it_wants_and_leaves_nothing() {
     collect(&machine.places, &guest.interfaces[0].network).unwrap();
     // Again: nothing changes, and what was made is the same.
     let made = machine.all();
-    let shown = || inside(&attached.namespace, || ip("-o link show") + &ip("-o -4 addr show"));
-    let before_again = shown();
+    let state = || inside(&attached.namespace, || links() + &ip("-o -4 addr show"));
+    let before_again = state();
     assert_eq!(attach(&machine.places, &guest).unwrap(), attached);
-    assert_eq!(shown(), before_again);
+    assert_eq!(state(), before_again);
     assert_eq!(machine.all(), made);
     // Another one, and one of both goes: the other's stay.
     let other = attach(&machine.places, &machine.guest("other")).unwrap();
@@ -118,9 +118,9 @@ fn a_bridged_guest_has_the_networks_address_and_its_own_mac() {
         (lease.server.to_string(), lease.gateway, lease.routes.len()),
         ("169.254.75.10".into(), None, 1)
     );
-    let links = inside(&attached.namespace, || ip("-d -o link show") + &ip("-o -4 addr show"));
-    assert!(links.contains("eth0-nic") && links.contains(" multi_queue "), "{links}");
-    assert!(!links.contains("inet 192.0.2"), "the address is the guest's: {links}");
+    let shown = inside(&attached.namespace, || ip("-d -o link show") + &ip("-o -4 addr show"));
+    assert!(shown.contains("eth0-nic") && shown.contains(" multi_queue "), "{shown}");
+    assert!(!shown.contains("inet 192.0.2"), "the address is the guest's: {shown}");
     assert_eq!(attach(&machine.places, &guest).unwrap(), attached);
     detach(&machine.places, "default-vm").unwrap();
     // The plugin's bridge and its folder of addresses are its own.
@@ -316,8 +316,8 @@ fn interfaces_come_and_go() {
     assert_eq!((both.nics.len(), &both.nics[0]), (2, &first.nics[0]));
     assert_eq!(both.nics[1].pod_interface, "pod16477688c0e");
     assert_eq!(attach(&machine.places, &guest).unwrap(), first);
-    let links = inside(&first.namespace, || ip("-o link show"));
-    assert!(!links.contains("16477688c0e"), "{links}");
+    let shown = inside(&first.namespace, links);
+    assert!(!shown.contains("16477688c0e"), "{shown}");
     detach(&machine.places, "default-vm").unwrap();
     ip("link del br1");
     assert_eq!(machine.all(), before);

@@ -140,8 +140,7 @@ impl Machine {
 
     /// All of the machine that attachments could leave something in.
     pub(crate) fn all(&self) -> String {
-        let mut all =
-            vec![ip("-o link show"), ip("-o -4 addr show"), run("nft", &["list", "ruleset", "inet"])];
+        let mut all = vec![links(), ip("-o -4 addr show"), run("nft", &["list", "ruleset", "inet"])];
         all.push(run("nft", &["list", "ruleset", "ip"]));
         all.push(
             fs::read_to_string("/proc/self/mounts")
@@ -192,6 +191,25 @@ pub(crate) fn page(address: SocketAddr) -> Option<String> {
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     Some(text)
+}
+
+/// The links of this thread's namespace, a line each, without carrier and operational state: the kernel updates those up
+/// to a second after the event (`linkwatch` fires once a second).
+pub(crate) fn links() -> String {
+    let changing = ["NO-CARRIER", "LOWER_UP"];
+    let line = |line: &str| {
+        let mut words: Vec<String> = line.split(' ').map(ToOwned::to_owned).collect();
+        if let Some(flags) = words.iter_mut().find(|word| word.starts_with('<')) {
+            let kept: Vec<_> =
+                flags[1..flags.len() - 1].split(',').filter(|flag| !changing.contains(flag)).collect();
+            *flags = format!("<{}>", kept.join(","));
+        }
+        if let Some(state) = words.iter().position(|word| word == "state") {
+            words.drain(state..state + 2);
+        }
+        words.join(" ") + "\n"
+    };
+    ip("-o link show").lines().map(line).collect()
 }
 
 /// Files below a folder, but for the lock.
