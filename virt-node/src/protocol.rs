@@ -36,8 +36,10 @@ pub(crate) struct Target {
 pub(crate) enum Request {
     /// Keep the objects of these documents, each with the name of its text. Answered with [`Answer::Applied`].
     Apply { documents: Vec<SourceDocument> },
-    /// All objects. Answered with [`Answer::Objects`].
+    /// All machines, runs and volumes as they are kept. Answered with [`Answer::Objects`].
     List,
+    /// The same in a few words each. Answered with [`Answer::Rows`].
+    Rows,
     /// One object. Answered with [`Answer::Objects`].
     Get(Target),
     /// Events in a namespace after the event of this number, of one VM where a name is given. Answered with
@@ -100,6 +102,8 @@ pub(crate) enum Answer {
     Applied { objects: Vec<(Target, Change)>, findings: Vec<(Target, Vec<Finding>)> },
     /// Objects as they are kept.
     Objects(Vec<serde_json::Value>),
+    /// Machines and runs without one, and volumes.
+    Rows { guests: Vec<GuestRow>, volumes: Vec<VolumeRow> },
     /// Events, the oldest first.
     Events(Vec<Event>),
     /// An upload server at 127.0.0.1; certificates and the client's key are PEM.
@@ -108,6 +112,36 @@ pub(crate) enum Answer {
     Stream,
     /// It is not done.
     Refused { kind: RefusedKind, message: String },
+}
+
+/// A machine, or a run that belongs to none, as `list` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GuestRow {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    /// A machine's `printableStatus`, a run's phase.
+    pub(crate) state: String,
+    /// Status of the condition `Ready`.
+    pub(crate) ready: String,
+}
+
+/// A claim with its DataVolume, as `list` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct VolumeRow {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    /// The DataVolume's phase; without one the claim's.
+    pub(crate) state: String,
+    /// The size that was asked for, as it was written.
+    pub(crate) size: String,
+    /// The DataVolume's progress, such as `42.0%`; empty without one.
+    pub(crate) progress: String,
 }
 
 /// The change of an object.

@@ -36,7 +36,7 @@ pub(crate) use volume::{add_volume, remove_volume};
 
 use crate::daemon;
 use crate::error::{Error, Kind as ErrorKind};
-use crate::protocol::{Answer, Call, RefusedKind, Request, Target, VERSION};
+use crate::protocol::{Answer, Call, GuestRow, RefusedKind, Request, Target, VERSION, VolumeRow};
 use guest::found as programs;
 use guest::framing;
 
@@ -158,6 +158,24 @@ impl Daemon {
             Answer::Objects(objects) => Ok(objects),
             Answer::Done
             | Answer::Applied { .. }
+            | Answer::Rows { .. }
+            | Answer::Events(_)
+            | Answer::Upload { .. }
+            | Answer::Stream
+            | Answer::Refused { .. } => Err(Error::new(
+                ErrorKind::System,
+                "the daemon sent an unexpected answer; both must be of one release",
+            )),
+        }
+    }
+
+    /// Machines and volumes in a few words each.
+    pub(crate) fn rows(&mut self) -> Result<(Vec<GuestRow>, Vec<VolumeRow>), Error> {
+        match self.call(Request::Rows)? {
+            Answer::Rows { guests, volumes } => Ok((guests, volumes)),
+            Answer::Done
+            | Answer::Applied { .. }
+            | Answer::Objects(_)
             | Answer::Events(_)
             | Answer::Upload { .. }
             | Answer::Stream

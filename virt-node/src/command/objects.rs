@@ -12,49 +12,25 @@ use virt::time;
 
 /// `virt-node list`: machines, runs that are nobody's, volumes.
 pub(crate) fn list(daemon: &mut Daemon, namespace: Option<&str>, format: Format) -> Result<String, Error> {
-    let objects = daemon.objects(Request::List)?;
-    let of = |object: &&Value| namespace.is_none_or(|one| text(object, "/metadata/namespace") == one);
-    let objects: Vec<Value> = objects.iter().filter(of).cloned().collect();
     if format == Format::Json {
+        let mut objects = daemon.objects(Request::List)?;
+        objects.retain(|object| namespace.is_none_or(|one| text(object, "/metadata/namespace") == one));
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         return Ok(format!("{list:#}\n"));
     }
-    let kind = |object: &Value, kind: Kind| object["kind"] == kind.name();
-    let row = |object: &Value, state: &str, more: &[&str]| {
-        let since = time::seconds(text(object, "/metadata/creationTimestamp")).unwrap_or_else(time::now);
-        let mut row =
-            vec![text(object, "/metadata/namespace").to_owned(), text(object, "/metadata/name").to_owned()];
-        row.push(age(time::now().saturating_sub(since)));
-        row.push(state.to_owned());
-        row.extend(more.iter().map(|text| (*text).to_owned()));
-        row
-    };
-    let ready = |object: &Value| {
-        let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-        let ready = conditions.into_iter().flatten().find(|one| one["type"] == "Ready");
-        ready.and_then(|one| one["status"].as_str()).unwrap_or("False").to_owned()
-    };
-    let mut guests = Vec::new();
-    let mut volumes = Vec::new();
-    for object in &objects {
-        if kind(object, Kind::VirtualMachine) {
-            guests.push(row(object, text(object, "/status/printableStatus"), &[&ready(object)]));
-        } else if kind(object, Kind::VirtualMachineInstance)
-            && object.pointer("/metadata/ownerReferences").is_none()
-        {
-            guests.push(row(object, text(object, "/status/phase"), &[&ready(object)]));
-        } else if kind(object, Kind::PersistentVolumeClaim) {
-            let size = text(object, "/spec/resources/requests/storage");
-            let source = objects.iter().find(|other| {
-                kind(other, Kind::DataVolume)
-                    && other.pointer("/metadata/name") == object.pointer("/metadata/name")
-                    && other.pointer("/metadata/namespace") == object.pointer("/metadata/namespace")
-            });
-            let state = source.map_or(text(object, "/status/phase"), |source| text(source, "/status/phase"));
-            let progress = source.map_or("", |source| text(source, "/status/progress"));
-            volumes.push(row(object, state, &[size, progress]));
-        }
-    }
+    let (mut guests, mut volumes) = daemon.rows()?;
+    guests.retain(|row| namespace.is_none_or(|one| row.namespace == one));
+    volumes.retain(|row| namespace.is_none_or(|one| row.namespace == one));
+    let now = time::now();
+    let since = |created: u64| age(now.saturating_sub(created));
+    let guests: Vec<_> = guests
+        .into_iter()
+        .map(|row| vec![row.namespace, row.name, since(row.created), row.state, row.ready])
+        .collect();
+    let volumes: Vec<_> = volumes
+        .into_iter()
+        .map(|row| vec![row.namespace, row.name, since(row.created), row.state, row.size, row.progress])
+        .collect();
     let mut told = table(&["NAMESPACE", "NAME", "AGE", "STATUS", "READY"], &guests);
     if !volumes.is_empty() {
         told.push('\n');

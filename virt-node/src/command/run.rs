@@ -302,8 +302,8 @@ fn stop(daemon: &mut Daemon, guests: &mut [Followed]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Volumes, and how far they were, in per cent.
-type Progress = BTreeMap<String, String>;
+/// Volumes by namespace and name, and how far they were, in per cent.
+type Progress = BTreeMap<(String, String), String>;
 
 /// Prints new events.
 fn print_events(
@@ -333,22 +333,19 @@ fn print_events(
             }
         }
     }
-    for object in daemon.objects(Request::List)? {
-        let name = text(&object, "/metadata/name").to_owned();
-        let progress = text(&object, "/status/progress");
-        if object["kind"] != Kind::DataVolume.name() || progress.is_empty() {
-            continue;
-        }
+    let (_, volumes) = daemon.rows()?;
+    for volume in volumes.into_iter().filter(|volume| !volume.progress.is_empty()) {
+        let key = (volume.namespace, volume.name);
         // A line for every tenth.
         let tens =
             |text: &str| text.split('.').next().and_then(|whole| whole.parse::<u32>().ok()).map(|n| n / 10);
-        let new = told.get(&name).is_none_or(|before| tens(before) != tens(progress));
-        if new {
-            told.insert(name.clone(), progress.to_owned());
+        if told.get(&key).is_some_and(|before| tens(before) == tens(&volume.progress)) {
+            continue;
         }
-        if new && text(&object, "/status/phase") != "Succeeded" {
-            say(&format!("DataVolume {name}: {progress}"))?;
+        if volume.state != "Succeeded" {
+            say(&format!("DataVolume {}: {}", key.1, volume.progress))?;
         }
+        told.insert(key, volume.progress);
     }
     Ok(())
 }

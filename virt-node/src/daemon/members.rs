@@ -54,7 +54,11 @@ impl Peer {
     /// Whether it may make this request; the refusal otherwise.
     pub(super) fn admit(self, request: &Request) -> Result<(), Refused> {
         let allowed = match request {
-            Request::List | Request::Events { .. } | Request::Power { .. } | Request::Stream { .. } => true,
+            Request::List
+            | Request::Rows
+            | Request::Events { .. }
+            | Request::Power { .. }
+            | Request::Stream { .. } => true,
             Request::Get(target) => {
                 let kind = Kind::ALL.into_iter().find(|kind| kind.name() == target.kind);
                 kind.is_none_or(is_for_members)
@@ -128,6 +132,7 @@ mod tests {
         }
         for request in [
             Request::List,
+            Request::Rows,
             Request::Get(target(Kind::VirtualMachine)),
             Request::Events { namespace: namespace.clone(), name: None, after: 0 },
             Request::Power { namespace: namespace.clone(), name: name.clone(), verb: Verb::Pause },

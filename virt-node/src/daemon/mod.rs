@@ -42,6 +42,7 @@ mod reconcile;
 mod registry;
 mod relations;
 mod requests;
+mod rows;
 mod run;
 mod socket;
 mod start_request;

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::claim::is_upload;
 use super::controller::{Controller, Reply};
 use super::metadata::is_owned;
+use super::rows::rows;
 use super::start_request::{set_strategy, start_request};
 use super::store::{Key, Stored};
 use super::upload;
@@ -43,6 +44,7 @@ impl Controller {
         let answer = match request {
             Request::Apply { documents } => return self.check(documents, reply),
             Request::List => Ok(Answer::Objects(self.list())),
+            Request::Rows => Ok(rows(&self.store)),
             Request::Get(target) => self.get(&target),
             Request::Events { namespace, name, after } => {
                 Ok(Answer::Events(self.events.after(&namespace, name.as_deref(), after)))

@@ -114,6 +114,7 @@ fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Ho
             Request::Stream { namespace, name, stream } => Some(format!("{namespace}/{name} {stream:?}")),
             Request::Apply { .. }
             | Request::List
+            | Request::Rows
             | Request::Get(_)
             | Request::Events { .. }
             | Request::Power { .. }
