@@ -216,6 +216,61 @@ fn two_state_directories_give_each_guest_an_address_of_its_own() {
     }
 }
 
+/// Guests of one name, in two state directories, that start at the same moment: on the pod network and on a network of a
+/// NetworkAttachmentDefinition, whose plugin keeps its records outside of both.
+#[test]
+fn guests_of_two_state_directories_start_at_once_with_addresses_of_their_own() {
+    let machine = Machine::new();
+    let second = Places {
+        state: machine.folder.path().join("second"),
+        namespaces: machine.folder.path().join("second-netns"),
+        plugins: machine.places.plugins.clone(),
+    };
+    let names = ["a", "b", "c", "d"];
+    let wanted = |places: &Places, name: &str, number: u8| {
+        let mut guest = machine.guest(name);
+        // The daemon has its owner's UID here.
+        guest.container = format!("uid-{number}");
+        guest.interfaces[0].network = PodNetwork::default().configuration(&places.state).unwrap();
+        let mut blue = bridged(&machine, name, number).interfaces.remove(0);
+        blue.names = Names::secondary("blue");
+        guest.interfaces.push(blue);
+        guest
+    };
+    let mut guests = Vec::new();
+    for (directory, places) in [&machine.places, &second].into_iter().enumerate() {
+        let number = |index: usize| u8::try_from(index + 10 * directory).unwrap();
+        guests.extend(
+            names.iter().enumerate().map(|(index, name)| (places, wanted(places, name, number(index)))),
+        );
+    }
+    let barrier = std::sync::Barrier::new(guests.len());
+    let attached: Vec<_> = std::thread::scope(|scope| {
+        let start = |(places, guest)| {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                barrier.wait();
+                attach(places, guest).unwrap()
+            })
+        };
+        let started: Vec<_> = guests.iter().map(|(places, guest)| start((*places, guest))).collect();
+        started.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let addresses: std::collections::BTreeSet<_> =
+        attached.iter().flat_map(|one| &one.nics).flat_map(|nic| nic.addresses.clone()).collect();
+    assert_eq!(addresses.len(), 2 * guests.len(), "{attached:?}");
+    for (places, guest) in &guests {
+        check(places, guest).unwrap();
+        detach(places, &guest.container).unwrap();
+    }
+    for places in [&machine.places, &second] {
+        assert_eq!(files(&places.state), Vec::<String>::new());
+    }
+    let mut left = files(&machine.folder.path().join("blue"));
+    left.retain(|file| !file.contains("last_reserved_ip"));
+    assert_eq!(left, Vec::<String>::new());
+}
+
 #[test]
 fn a_subnet_that_the_machine_uses_is_not_taken() {
     let machine = Machine::new();
