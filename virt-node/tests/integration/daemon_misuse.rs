@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::daemon::{self, Daemon, code, eventually, instance, machine, output, peak};
+use crate::support::daemon::{
+    self, Daemon, code, eventually, instance, machine, output, peak, read_until, started,
+};
 use crate::support::launcher::waiting;
 
 /// A machine on a disk of the daemon's folder.
@@ -152,11 +154,16 @@ fn a_guest_with_a_forbidden_disk_reports_it_and_can_be_deleted() {
         let file = daemon.path("roots.yaml");
         fs::write(&file, instance("roots", &disk)).unwrap();
         let _run = daemon.started(&["run", file.to_str().unwrap()], Stdio::null(), Stdio::null());
-        eventually("why it does not start", || {
+        let events = eventually("why it does not start", || {
             let events = daemon.says(&["events", "roots"]);
             println!("{events}");
-            (events.contains("StartFailed") && events.contains(reason)).then_some(())
+            (events.contains("StartFailed") && events.contains(reason)).then_some(events)
         });
+        if listed {
+            // The sentence first, the text of libvirt or QEMU after it.
+            let at = |text: &str| events.find(text).unwrap_or_else(|| panic!("{text}: {events}"));
+            assert!(at("the launcher does not start roots: ") < at(reason), "{events}");
+        }
         daemon.says(&["delete", "vmi/roots"]);
         assert_eq!(daemon.names("run"), Vec::<String>::new());
         assert_eq!(daemon.process("virt-launcher"), None);
@@ -344,6 +351,17 @@ fn members_of_the_group_use_vms_and_change_no_object() {
     daemon.until("mine", "Running");
     assert!(does(&daemon, &["get", "vmi/mine", "-o", "yaml"]).contains("phase: Running"));
     assert!(does(&daemon, &["events", "mine"]).contains("Started"), "{}", does(&daemon, &["events", "mine"]));
+    let echoes = daemon.image("echoes.img", code::ECHOES);
+    daemon.run(&instance("echoes", &format!("hostDisk: {{path: \"{}\", type: Disk}}", echoes.display())));
+    daemon.until_serial("echoes", "K");
+    let mut console = Command::new("setpriv");
+    console.args(["--reuid=65534", "--regid=65534", "--groups=4321"]).arg(&program);
+    console.args(["console", "echoes", "--state"]).arg(daemon.state());
+    let mut console = started(console.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()));
+    console.0.stdin.as_mut().unwrap().write_all(b"typed by a member").unwrap();
+    read_until(console.0.stdout.as_mut().unwrap(), "typed by a member");
+    drop(console);
+    daemon.says(&["delete", "vmi/echoes"]);
     does(&daemon, &["pause", "mine"]);
     daemon.until("mine", "Paused");
     does(&daemon, &["unpause", "mine"]);

@@ -13,6 +13,7 @@ use crate::platform::machines::{claim, machine, until_answers};
 use crate::platform::place::{
     CLAIMS, CONTENTS, INSTANCES, MACHINES, PLACE, PODS, SNAPSHOT_CLASSES, SNAPSHOTS,
 };
+use crate::platform::untrusted::until_refused;
 
 /// An image that holds nothing but a disk, as `localhost/guests:answers`.
 pub(crate) fn container_disk() -> &'static str {
@@ -72,6 +73,32 @@ fn image_of_a_container_is_a_disk_that_forgets_what_is_written() {
     PLACE.until(namespace, "the VM is gone", || {
         (PLACE.list(MACHINES, namespace).is_empty() && PLACE.list(PODS, namespace).is_empty()).then_some(())
     });
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
+fn path_of_a_container_disk_chooses_a_file_of_the_image() {
+    let namespace = "chosen";
+    PLACE.namespace(namespace);
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, other) = (folder.path().join("disk"), folder.path().join("other"));
+    guest::qcow2(&disk);
+    fs::write(&other, "nothing to start").unwrap();
+    container_image("two-files", "disk", &[("a.img", &other), ("b.qcow2", &disk), ("c.img", &other)]);
+    let image = "localhost/guests:two-files";
+    for (name, volume) in [
+        ("chosen", json!({"image": image, "path": "/disk/b.qcow2"})),
+        ("open", json!({"image": image})),
+        ("absent", json!({"image": image, "path": "/disk/d.img"})),
+    ] {
+        PLACE.create(MACHINES, namespace, &machine(name, "Always", &json!({"containerDisk": volume})));
+    }
+    until_answers(namespace, "chosen", 1);
+    until_refused(namespace, "open", "set containerDisk.path to one of them");
+    until_refused(namespace, "absent", "the image has no file d.img");
+    for name in ["chosen", "open", "absent"] {
+        PLACE.delete(MACHINES, namespace, name);
+    }
     PLACE.remove_namespace(namespace);
 }
 

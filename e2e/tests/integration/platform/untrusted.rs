@@ -29,7 +29,7 @@ fn facts(path: &Path) -> (Vec<u8>, u32, u32, u32, i64) {
 
 /// Waits until an instance has the reason for which its guest does not run.
 #[track_caller]
-fn until_refused(namespace: &str, name: &str, why: &str) {
+pub(crate) fn until_refused(namespace: &str, name: &str, why: &str) {
     let text = PLACE.until(namespace, &format!("{name} is refused"), || {
         let instance = PLACE.find(INSTANCES, namespace, name)?;
         let conditions = instance["status"]["conditions"].as_array()?;

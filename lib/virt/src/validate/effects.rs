@@ -18,7 +18,7 @@ use crate::resolve::{Guest, Host, Objects, resolve};
 /// Fields whose effect is not in the launch document, and the test that sees it.
 const ELSEWHERE: [(&str, &str); 25] = [
     ("domain.devices.interfaces[].masquerade", "a_guest_behind_masquerade_is_wired_once"),
-    ("domain.devices.interfaces[].ports[].name", "one_wrong_field_at_a_time_is_refused_by_its_path"),
+    ("domain.devices.interfaces[].ports[].name", "fields_of_the_pod_change_it"),
     ("domain.devices.interfaces[].ports[].port", "a_guest_behind_masquerade_is_wired_once"),
     ("domain.devices.interfaces[].ports[].protocol", "a_guest_behind_masquerade_is_wired_once"),
     // Required by the schema, and only a name.
@@ -31,7 +31,7 @@ const ELSEWHERE: [(&str, &str); 25] = [
     ("volumes[].containerDisk.image", "fields_of_the_pod_change_it"),
     ("volumes[].containerDisk.imagePullPolicy", "fields_of_the_pod_change_it"),
     ("volumes[].containerDisk.imagePullSecret", "fields_of_the_pod_change_it"),
-    ("volumes[].containerDisk.path", "links_fifos_sockets_and_ways_out_are_refused_without_waiting"),
+    ("volumes[].containerDisk.path", "path_of_a_container_disk_chooses_a_file_of_the_image"),
     ("volumes[].dataVolume.hotpluggable", "fields_of_the_pod_change_it"),
     ("volumes[].dataVolume.name", "fields_of_the_pod_change_it"),
     ("volumes[].emptyDisk.capacity", "disks_of_a_run_are_made_once"),

@@ -299,6 +299,12 @@ fn fields_of_the_pod_change_it() {
     let overlay = |name: &str, more: &str| {
         volume(json!({"ephemeral": {"persistentVolumeClaim": {"claimName": name, more: true}}}))
     };
+    let ports = |port: Value| {
+        let mut domain = memory("1Gi");
+        domain["devices"] = json!({"interfaces": [{"name": "default", "masquerade": {}, "ports": [port]}]});
+        Some(domain)
+    };
+    let port = || ports(json!({"port": 80}));
     let field = |name: &'static str, value: Value| (name, None, Some(value));
     let term = json!({"matchExpressions": [{"key": "zone", "operator": "Exists"}]});
     let changes = [
@@ -311,6 +317,9 @@ fn fields_of_the_pod_change_it() {
         ("volumes", disk("a", "x"), disk("a", "hotpluggable")),
         ("volumes", overlay("a", "x"), overlay("b", "x")),
         ("volumes", overlay("a", "x"), overlay("a", "readOnly")),
+        ("domain", port(), ports(json!({"port": 81}))),
+        ("domain", port(), ports(json!({"port": 80, "name": "http"}))),
+        ("domain", port(), ports(json!({"port": 80, "protocol": "UDP"}))),
         ("volumes", None, volume(json!({"serviceAccount": {"serviceAccountName": "a"}}))),
         field(
             "affinity",
