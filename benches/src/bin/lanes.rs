@@ -9,7 +9,11 @@
 //! lane 2: other groups ──► groups with a cluster, shortest first               ┴─► groups that run alone
 //! ```
 //!
-//! With `--single` there is one lane, as `make soak` has it: its bars are for a machine that does nothing else.
+//! Two groups share the processors, so a test that waits for something may fail beside another one only. The last step runs
+//! up to five failed tests again, each group alone: that run decides, and the summary names the tests that needed it. A
+//! program that crashed, or more failures, are not run again.
+//!
+//! With `--single` there is one lane and one run, as `make soak` has it: its bars are for a machine that does nothing else.
 //!
 //! Not here: which tests there are (cargo and the programs' own lists), and their build.
 
@@ -34,6 +38,9 @@ const LONGEST: [&str; 4] = ["e2e/platform", "e2e/platform_nodes", "e2e/storage",
 /// Groups that run alone: they measure the whole machine, or count its loop devices or clusters.
 const ALONE: [&str; 3] = ["e2e/macpool", "e2e/cluster", "importer/space"];
 
+/// Most failed tests that run again.
+const AGAIN: usize = 5;
+
 /// Run the workspace's tests, two groups at a time
 #[derive(Debug, Parser)]
 #[command(
@@ -43,7 +50,7 @@ struct Arguments {
     /// Only groups whose name, FOLDER/MODULE or FOLDER/TARGET, contains this
     #[arg(default_value = "")]
     word: String,
-    /// One group at a time
+    /// One group at a time, each test once
     #[arg(long)]
     single: bool,
 }
@@ -185,11 +192,29 @@ enum Lane {
     Alone,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    /// Its failed tests passed in a run of their own.
+    PassedAlone,
+    Failed,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "ok",
+            Self::PassedAlone => "alone",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
 /// How a group ended.
 #[derive(Debug)]
 struct Outcome {
-    name: String,
-    passed: bool,
+    group: Group,
+    verdict: Verdict,
     took: Duration,
     /// What it printed.
     output: String,
@@ -213,7 +238,38 @@ fn run(group: &Group) -> Result<Outcome> {
         .status()
         .with_context(|| format!("{} does not start", group.executable.display()))?;
     let output = String::from_utf8_lossy(&std::fs::read(file.path())?).into_owned();
-    Ok(Outcome { name: group.name.clone(), passed: status.success(), took: begun.elapsed(), output })
+    let verdict = if status.success() { Verdict::Passed } else { Verdict::Failed };
+    Ok(Outcome { group: group.clone(), verdict, took: begun.elapsed(), output })
+}
+
+/// The tests that failed, from the list at the end of a program's output; none: it ended without one.
+fn failures(output: &str) -> Vec<String> {
+    let list = output.rsplit_once("\nfailures:\n").map_or("", |(_, list)| list);
+    list.lines().map_while(|line| line.strip_prefix("    ")).map(ToOwned::to_owned).collect()
+}
+
+/// Runs failed tests again, alone, where they are few.
+fn run_again(ended: &mut [Outcome]) -> Result<()> {
+    let failed = |outcome: &Outcome| outcome.verdict == Verdict::Failed;
+    let count: usize =
+        ended.iter().filter(|outcome| failed(outcome)).map(|one| failures(&one.output).len()).sum();
+    if count > AGAIN {
+        return Ok(());
+    }
+    for outcome in ended.iter_mut().filter(|outcome| failed(outcome)) {
+        let tests = failures(&outcome.output);
+        if tests.is_empty() {
+            continue;
+        }
+        println!("     Running {} again: {}", outcome.group.name, tests.join(", "));
+        let again = run(&Group { tests: Some(tests), ..outcome.group.clone() })?;
+        if again.verdict == Verdict::Passed {
+            outcome.verdict = Verdict::PassedAlone;
+        } else {
+            outcome.output = again.output;
+        }
+    }
+    Ok(())
 }
 
 /// Runs what is in a lane. Prints what passes at once, and keeps what fails for the end.
@@ -224,10 +280,11 @@ fn drive(lane: Lane, queue: &Mutex<Queue>, ended: &Mutex<Vec<Outcome>>) -> Resul
         let outcome = run(&group)?;
         let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
         let seconds = outcome.took.as_secs_f64();
-        if outcome.passed {
-            println!("     Running {} ({seconds:.1} s)\n{}", outcome.name, outcome.output);
+        let name = &outcome.group.name;
+        if outcome.verdict == Verdict::Passed {
+            println!("     Running {name} ({seconds:.1} s)\n{}", outcome.output);
         } else {
-            println!("     Running {} ({seconds:.1} s): FAILED, its output is at the end\n", outcome.name);
+            println!("     Running {name} ({seconds:.1} s): FAILED, its output is at the end\n");
         }
         ended.push(outcome);
     }
@@ -248,16 +305,22 @@ fn main() -> Result<ExitCode> {
     })?;
     drive(Lane::Alone, &queue, &ended)?;
     let mut ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if !arguments.single {
+        run_again(&mut ended)?;
+    }
     ended.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
     for outcome in &ended {
-        let word = if outcome.passed { "ok" } else { "FAILED" };
-        println!("{:8.1} s  {word:6}  {}", outcome.took.as_secs_f64(), outcome.name);
+        let (seconds, word) = (outcome.took.as_secs_f64(), outcome.verdict.word());
+        println!("{seconds:8.1} s  {word:6}  {}", outcome.group.name);
     }
-    let failed: Vec<&Outcome> = ended.iter().filter(|outcome| !outcome.passed).collect();
-    for outcome in &failed {
-        println!("\n--- {}\n{}", outcome.name, outcome.output);
+    for outcome in ended.iter().filter(|outcome| outcome.verdict != Verdict::Passed) {
+        println!("\n--- {} ({})\n{}", outcome.group.name, outcome.verdict.word(), outcome.output);
     }
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    for outcome in ended.iter().filter(|outcome| outcome.verdict == Verdict::PassedAlone) {
+        println!("passed alone only, {}: {}", outcome.group.name, failures(&outcome.output).join(", "));
+    }
+    let failed = ended.iter().any(|outcome| outcome.verdict == Verdict::Failed);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 #[cfg(test)]
@@ -292,6 +355,45 @@ mod tests {
         assert_eq!(take(Lane::Alone).unwrap(), "e2e/cluster");
         assert_eq!(take(Lane::Alone).unwrap(), "importer/space");
         assert_eq!(take(Lane::Alone), None);
+    }
+
+    #[test]
+    fn failed_tests_are_those_of_the_last_list() {
+        let text = "running 2 tests\ntest a::b ... FAILED\ntest c ... ok\n\nfailures:\n\n---- a::b stdout ----\n\
+                    said\nfailures:\n    c\n\n\nfailures:\n    a::b\n    d\n\ntest result: FAILED. 1 passed\n";
+        assert_eq!(failures(text), ["a::b", "d"]);
+        assert_eq!(failures("running 2 tests\nkilled"), Vec::<String>::new());
+    }
+
+    /// Stands in for a test program whose first run fails.
+    #[test]
+    fn a_test_that_fails_beside_others_is_decided_by_a_run_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = |name: &str, script: &str| {
+            let executable = folder.path().join(name);
+            std::fs::write(&executable, format!("#!/bin/sh\n{script}")).unwrap();
+            let mut mode = std::fs::metadata(&executable).unwrap().permissions();
+            std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+            std::fs::set_permissions(&executable, mode).unwrap();
+            Group { name: name.into(), folder: folder.path().to_owned(), executable, tests: None }
+        };
+        let list =
+            |tests: &str| format!("printf '\\nfailures:\\n{tests}\\ntest result: FAILED\\n'; exit 101");
+        let once = format!("echo \"$@\" >> ran; [ $(wc -l < ran) = 2 ] && exit; {}", list("    a\\n"));
+        let ended = |groups: &[Group]| {
+            let mut ended: Vec<Outcome> = groups.iter().map(|group| run(group).unwrap()).collect();
+            run_again(&mut ended).unwrap();
+            ended.iter().map(|outcome| outcome.verdict).collect::<Vec<_>>()
+        };
+        let always = group("always", &list("    b\\n"));
+        let crashed = group("crashed", "kill -9 $$");
+        let groups = [group("once", &once), always.clone(), crashed, group("passes", "exit 0")];
+        assert_eq!(ended(&groups), [Verdict::PassedAlone, Verdict::Failed, Verdict::Failed, Verdict::Passed]);
+        assert_eq!(std::fs::read_to_string(folder.path().join("ran")).unwrap(), "\n--exact a\n");
+        // Too many are a defect of the tree, whatever they do alone.
+        std::fs::remove_file(folder.path().join("ran")).unwrap();
+        let many = group("many", &list(&"    c\\n".repeat(AGAIN)));
+        assert_eq!(ended(&[groups[0].clone(), many]), [Verdict::Failed, Verdict::Failed]);
     }
 
     #[test]
