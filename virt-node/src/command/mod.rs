@@ -154,36 +154,14 @@ impl Daemon {
 
     /// Objects that an answer holds.
     pub(crate) fn objects(&mut self, request: Request) -> Result<Vec<Value>, Error> {
-        match self.call(request)? {
-            Answer::Objects(objects) => Ok(objects),
-            Answer::Done
-            | Answer::Applied { .. }
-            | Answer::Rows { .. }
-            | Answer::Events(_)
-            | Answer::Upload { .. }
-            | Answer::Stream
-            | Answer::Refused { .. } => Err(Error::new(
-                ErrorKind::System,
-                "the daemon sent an unexpected answer; both must be of one release",
-            )),
-        }
+        let Answer::Objects(objects) = self.call(request)? else { return Err(unexpected()) };
+        Ok(objects)
     }
 
     /// Machines and volumes in a few words each.
     pub(crate) fn rows(&mut self) -> Result<(Vec<GuestRow>, Vec<VolumeRow>), Error> {
-        match self.call(Request::Rows)? {
-            Answer::Rows { guests, volumes } => Ok((guests, volumes)),
-            Answer::Done
-            | Answer::Applied { .. }
-            | Answer::Objects(_)
-            | Answer::Events(_)
-            | Answer::Upload { .. }
-            | Answer::Stream
-            | Answer::Refused { .. } => Err(Error::new(
-                ErrorKind::System,
-                "the daemon sent an unexpected answer; both must be of one release",
-            )),
-        }
+        let Answer::Rows { guests, volumes } = self.call(Request::Rows)? else { return Err(unexpected()) };
+        Ok((guests, volumes))
     }
 
     /// One object; `None`: there is none.
@@ -266,6 +244,11 @@ pub(crate) fn say(text: &str) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     let told = writeln!(out, "{text}").and_then(|()| out.flush());
     told.map_err(|error| Error::with(ErrorKind::System, "the answer cannot be written", error))
+}
+
+/// That an answer does not belong to its request.
+pub(crate) fn unexpected() -> Error {
+    Error::new(ErrorKind::System, "the daemon sent an unexpected answer; both must be of one release")
 }
 
 /// A text at a path of an object.

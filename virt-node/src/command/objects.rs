@@ -4,7 +4,7 @@ use api::kind::Kind;
 use serde_json::{Value, json};
 
 use super::table::{age, table};
-use super::{Daemon, Named, text};
+use super::{Daemon, Named, text, unexpected};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::format::Format;
 use crate::protocol::{Answer, Request, Verb};
@@ -94,10 +94,7 @@ pub(crate) fn events(
 ) -> Result<String, Error> {
     let request = Request::Events { namespace: namespace.to_owned(), name, after: 0 };
     let Answer::Events(events) = daemon.call(request)? else {
-        return Err(Error::new(
-            ErrorKind::System,
-            "the daemon sent an unexpected answer; both must be of one release",
-        ));
+        return Err(unexpected());
     };
     if format == Format::Json {
         let all: Vec<Value> = events.iter().map(|event| json!(event)).collect();

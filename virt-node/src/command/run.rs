@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::kind::Kind;
 
-use super::{Daemon, console, say, text};
+use super::{Daemon, console, say, text, unexpected};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Answer, Change, Request, Stream, Target, Verb};
 use guest::signals::{Signal, block_signals, next_signal};
@@ -89,10 +89,7 @@ fn keep<T>(
     let namespaces = report.objects.iter().map(|checked| checked.namespace.clone()).collect();
     let before = before(&mut daemon, namespaces)?;
     let Answer::Applied { objects, findings } = daemon.call(Request::Apply { documents })? else {
-        return Err(Error::new(
-            ErrorKind::System,
-            "the daemon sent an unexpected answer; both must be of one release",
-        ));
+        return Err(unexpected());
     };
     for (target, findings) in findings {
         for finding in findings {

@@ -26,7 +26,7 @@ use serve::body;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{Daemon, say, text};
+use super::{Daemon, say, text, unexpected};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Answer, Request, Target};
 use virt::validate::SourceDocument;
@@ -244,10 +244,7 @@ fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Option<Si
                 let tls = client(&authority, &certificate, &key)?;
                 return Ok(Some(Site { port, tls: Arc::new(tls) }));
             }
-            Ok(_) => {
-                let text = "the daemon sent an unexpected answer; both must be of one release";
-                return Err(Error::new(ErrorKind::System, text));
-            }
+            Ok(_) => return Err(unexpected()),
             Err(error) if Instant::now() >= until => {
                 let text = format!(
                     "{} after {seconds} seconds; virt-node events -n {namespace} {name} shows why",
