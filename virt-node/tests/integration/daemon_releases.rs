@@ -130,7 +130,6 @@ fn a_guest_of_the_first_release_that_agrees_on_a_version_is_served_and_starts_ag
     let mut daemon = Daemon::of(first.build(&["virt-node", "virt-launcher"]));
     let document = document(&daemon);
     daemon.run(&document);
-    daemon.says(&["start", "mine"]);
     daemon.until_serial("mine", "K");
     let launcher = daemon.process("virt-launcher").unwrap();
     daemon.end(Signal::KILL);
@@ -151,14 +150,13 @@ fn launchers_of_later_versions_are_served_or_refused_with_the_versions_of_both()
     next.speak([2, 3]);
     let daemon = Daemon::of(next.build(&["virt-launcher"]));
     daemon.run(&document(&daemon));
-    daemon.says(&["start", "mine"]);
     daemon.until_serial("mine", "K");
     is_served(&daemon);
     drop(daemon);
 
     next.speak([3, 4]);
     let daemon = Daemon::of(next.build(&["virt-launcher"]));
-    daemon.run(&document(&daemon));
+    daemon.apply(&document(&daemon));
     let output = daemon.command(&["start", "mine"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let told = "the other side speaks versions [3, 4], this program [1, 2]: upgrade the older one";
