@@ -7,6 +7,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 
 use crate::error::{Kind, Result};
+use crate::id::Id;
 
 /// Controllers' calls at once; more wait.
 const CONTROLLERS: usize = 48;
@@ -15,23 +16,39 @@ const SLOW: usize = 12;
 /// Threads for calls: enough for all controllers' calls and as many of the kubelet's.
 pub(crate) const THREADS: usize = 96;
 
-/// A call, as the log names it.
-#[derive(Debug)]
+/// A call, as each log line of its work names it.
+#[derive(Clone, Debug)]
 pub(crate) struct Call {
     name: &'static str,
     /// The volume, snapshot or group that it is about; empty when it is about none.
     id: String,
+    /// The volumes that a snapshot or group is taken of; empty for other calls.
+    sources: String,
 }
 
 impl Call {
     /// The call `name` about a volume, snapshot or group.
     pub(crate) fn of(name: &'static str, id: impl std::fmt::Display) -> Self {
-        Self { name, id: id.to_string() }
+        Self { name, id: id.to_string(), sources: String::new() }
+    }
+
+    /// The call `name` that takes a snapshot or group of `volumes`.
+    pub(crate) fn taking(name: &'static str, id: impl std::fmt::Display, volumes: &[Id]) -> Self {
+        let volumes: Vec<&str> = volumes.iter().map(Id::as_str).collect();
+        Self { sources: volumes.join(","), ..Self::of(name, id) }
     }
 
     /// The call `name` about all of them.
     pub(crate) fn named(name: &'static str) -> Self {
-        Self { name, id: String::new() }
+        Self { name, id: String::new(), sources: String::new() }
+    }
+
+    /// The span of the call's work. Of the highest level: lines of each level have it.
+    pub(crate) fn span(&self) -> tracing::Span {
+        fn some(text: &str) -> Option<&str> {
+            Some(text).filter(|text| !text.is_empty())
+        }
+        tracing::error_span!("csi", call = self.name, id = some(&self.id), source = some(&self.sources))
     }
 }
 
@@ -87,11 +104,14 @@ pub(crate) async fn run<P: Send + Sync + 'static, T: Send + 'static>(
     call: impl FnOnce(&P) -> Result<T> + Send + 'static,
 ) -> std::result::Result<T, Status> {
     let part = part.clone();
-    match tokio::task::spawn_blocking(move || call(&part)).await {
+    let span = what.span();
+    let work = span.clone();
+    match tokio::task::spawn_blocking(move || work.in_scope(|| call(&part))).await {
         Ok(result) => result.map_err(|error| {
+            let _entered = span.enter();
             match error.kind() {
                 Kind::Internal | Kind::NotReady | Kind::Overloaded => {
-                    tracing::warn!(call = what.name, id = what.id, error = %error.chain(), "the call failed")
+                    tracing::warn!(error = %error.chain(), "the call failed");
                 }
                 Kind::Invalid
                 | Kind::NotFound
@@ -101,12 +121,7 @@ pub(crate) async fn run<P: Send + Sync + 'static, T: Send + 'static>(
                 | Kind::Busy
                 | Kind::OutOfRange
                 | Kind::Unsupported => {
-                    tracing::debug!(
-                        call = what.name,
-                        id = what.id,
-                        error = %error.chain(),
-                        "the call is refused"
-                    );
+                    tracing::debug!(error = %error.chain(), "the call is refused");
                 }
             }
             Status::from(error)

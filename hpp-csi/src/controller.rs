@@ -302,9 +302,11 @@ impl Controller for ControllerService {
         let parameters = Parameters::read(&request.parameters)?;
         let snapshot = self
             .lanes
-            .slow(&self.snapshots, Call::of("CreateSnapshot", &id), move |snapshots| {
-                snapshots.create(&id, &source, parameters.copy)
-            })
+            .slow(
+                &self.snapshots,
+                Call::taking("CreateSnapshot", &id, std::slice::from_ref(&source)),
+                move |snapshots| snapshots.create(&id, &source, parameters.copy),
+            )
             .await?;
         Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
     }

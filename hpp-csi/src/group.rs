@@ -60,7 +60,7 @@ impl GroupController for GroupService {
         let parameters = Parameters::read(&request.parameters)?;
         let group = self
             .lanes
-            .slow(&self.groups, Call::of("CreateVolumeGroupSnapshot", &id), move |groups| {
+            .slow(&self.groups, Call::taking("CreateVolumeGroupSnapshot", &id, &sources), move |groups| {
                 groups.create(&id, &sources, parameters.copy)
             })
             .await?;

@@ -55,7 +55,7 @@ fn most(asked: i32) -> Result<usize> {
 }
 
 /// Streams ranges, `most` in a message; a volume without any gets one message, which carries its size.
-fn stream<T: Message>(metadata: Metadata, most: usize) -> Answers<T> {
+fn stream<T: Message>(call: Call, metadata: Metadata, most: usize) -> Answers<T> {
     let (sender, receiver) = mpsc::channel(1);
     let capacity = signed(metadata.capacity);
     tokio::spawn(async move {
@@ -74,7 +74,9 @@ fn stream<T: Message>(metadata: Metadata, most: usize) -> Answers<T> {
                     batch
                 }
                 Ok((_, Err(error))) => {
-                    tracing::warn!(error = %error.chain(), "a snapshot's ranges cannot be read");
+                    call.span().in_scope(|| {
+                        tracing::warn!(error = %error.chain(), "a snapshot's ranges cannot be read");
+                    });
                     drop(sender.send(Err(error.into())).await);
                     return;
                 }
@@ -116,13 +118,12 @@ impl SnapshotMetadata for MetadataService {
         let request = request.into_inner();
         let id = Id::parse("snapshot_id", &request.snapshot_id)?;
         let most = most(request.max_results)?;
+        let call = Call::of("GetMetadataAllocated", &id);
         let metadata = self
             .lanes
-            .run(&self.blocks, Call::of("GetMetadataAllocated", &id), move |blocks| {
-                blocks.allocated(&id, request.starting_offset)
-            })
+            .run(&self.blocks, call.clone(), move |blocks| blocks.allocated(&id, request.starting_offset))
             .await?;
-        Ok(Response::new(stream(metadata, most)))
+        Ok(Response::new(stream(call, metadata, most)))
     }
 
     async fn get_metadata_delta(
@@ -133,12 +134,13 @@ impl SnapshotMetadata for MetadataService {
         let base = Id::parse("base_snapshot_id", &request.base_snapshot_id)?;
         let id = Id::parse("target_snapshot_id", &request.target_snapshot_id)?;
         let most = most(request.max_results)?;
+        let call = Call::of("GetMetadataDelta", &id);
         let metadata = self
             .lanes
-            .run(&self.blocks, Call::of("GetMetadataDelta", &id), move |blocks| {
+            .run(&self.blocks, call.clone(), move |blocks| {
                 blocks.changed(&base, &id, request.starting_offset)
             })
             .await?;
-        Ok(Response::new(stream(metadata, most)))
+        Ok(Response::new(stream(call, metadata, most)))
     }
 }

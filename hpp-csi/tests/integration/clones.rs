@@ -218,6 +218,91 @@ fn a_snapshot_of_a_mounted_filesystem_is_of_one_moment() {
     assert!(!driver.log().contains("page cache"), "direct I/O works on files that share blocks");
 }
 
+/// Capacity is enforced by nothing or a filesystem in a file, reported as requested or as upstream does, and content is
+/// shared or copied. By quota: [`crate::quota`].
+#[test]
+fn a_restore_to_a_larger_claim_has_its_size() {
+    const SOURCE: i64 = 400 * MIB;
+    const LARGER: i64 = 800 * MIB;
+    let none = r#","enforce":"none""#;
+    let as_upstream = r#","enforce":"none","capacity":"filesystem""#;
+    let copied = r#","enforce":"none","copy":true"#;
+    let in_a_file = r#","enforce":"loop""#;
+    let in_a_file_as_upstream = r#","enforce":"loop","capacity":"filesystem""#;
+    let in_a_file_copied = r#","enforce":"loop","copy":true"#;
+    for (filesystem, more, capability) in [
+        ("xfs", none, mount()),
+        ("xfs", as_upstream, mount()),
+        ("ext4", copied, mount()),
+        ("xfs", in_a_file, mount()),
+        ("xfs", in_a_file_as_upstream, mount()),
+        ("ext4", in_a_file_copied, mount()),
+        ("xfs", none, block()),
+        ("xfs", as_upstream, block()),
+        ("ext4", copied, block()),
+    ] {
+        let place = Place::new(filesystem, 8 * GIB);
+        let (_driver, client) = one_pool(&place, more);
+        let whole = capability == mount() && more == as_upstream;
+        let own_filesystem = capability == mount() && more.contains("loop");
+        let parameters = parameters(&[("copy", "true")]);
+        client.create(volume("source", SOURCE, capability.clone()));
+        let taken = client.create_snapshot(CreateSnapshotRequest {
+            name: "snap".into(),
+            source_volume_id: "source".into(),
+            parameters: parameters.clone(),
+            ..Default::default()
+        });
+        taken.unwrap();
+        for (name, source) in [("clone", from_volume("source")), ("restored", from_snapshot("snap"))] {
+            let case = format!("{name} {filesystem}{more} {capability:?}");
+            let made = client.create(CreateVolumeRequest {
+                volume_content_source: source,
+                parameters: parameters.clone(),
+                ..volume(name, LARGER, capability.clone())
+            });
+            let (staging, target) =
+                (place.beside(&format!("s-{name}")).join("globalmount"), place.beside("pods").join(name));
+            client.node_stage_volume(support::stage(name, &staging, capability.clone())).unwrap();
+            client
+                .node_publish_volume(support::publish(name, &staging, &target, capability.clone()))
+                .unwrap();
+            let listed = client.list_volumes(ListVolumesRequest::default()).unwrap().entries;
+            let listed = listed
+                .into_iter()
+                .filter_map(|entry| entry.volume)
+                .find(|one| one.volume_id == name)
+                .unwrap();
+            assert_eq!(listed.capacity_bytes, made.capacity_bytes, "{case}");
+            let total = client.stats(name, &target).usage[0].total;
+            if capability == block() {
+                let device = fs::File::open(&target).unwrap();
+                let length = rustix::fs::seek(&device, rustix::fs::SeekFrom::End(0)).unwrap();
+                assert_eq!(length, LARGER as u64, "{case}: what the pod sees");
+            } else {
+                let seen = rustix::fs::statvfs(&target).unwrap();
+                let seen = i64::try_from(seen.f_blocks * seen.f_frsize).unwrap();
+                let pool = rustix::fs::statvfs(place.pool()).unwrap();
+                let pool = i64::try_from(pool.f_blocks * pool.f_frsize).unwrap();
+                if own_filesystem {
+                    assert!((600 * MIB..=LARGER).contains(&seen), "{case}: what the pod sees: {seen}");
+                } else {
+                    assert_eq!(seen, pool, "{case}: nothing limits the pod");
+                }
+                assert!(total == seen || !(own_filesystem || whole), "{case}: {total} {seen}");
+            }
+            if whole {
+                assert!((7 * GIB..=8 * GIB).contains(&made.capacity_bytes), "{case}: {made:?}");
+            } else {
+                assert_eq!(made.capacity_bytes, LARGER, "{case}");
+                assert!(total == LARGER || own_filesystem, "{case}: {total}");
+            }
+            client.unpublish(name, &target);
+            client.unstage(name, &staging);
+        }
+    }
+}
+
 #[test]
 fn a_filesystem_that_a_killed_driver_held_still_goes_on() {
     let place = Place::new("xfs", 4 * GIB);

@@ -10,7 +10,7 @@ use tonic::Code;
 
 use crate::support::place::{Place, loops, mounts, run};
 use crate::support::{
-    Client, GIB, MIB, block, eventually, mount, names, one_pool, publish, refused, stage, volume,
+    Client, GIB, MIB, block, eventually, mount, names, one_pool, parameters, publish, refused, stage, volume,
 };
 
 fn target(place: &Place, id: &str) -> PathBuf {
@@ -41,12 +41,7 @@ fn unmount_volume(client: &Client, place: &Place, id: &str) {
 
 /// The volume's condition in its statistics: whether it is abnormal, and the message.
 fn condition(client: &Client, place: &Place, id: &str) -> (bool, String) {
-    let request = NodeGetVolumeStatsRequest {
-        volume_id: id.into(),
-        volume_path: target(place, id).to_str().unwrap().into(),
-        ..Default::default()
-    };
-    let condition = client.node_get_volume_stats(request).unwrap().volume_condition.unwrap();
+    let condition = client.stats(id, &target(place, id)).volume_condition.unwrap();
     (condition.abnormal, condition.message)
 }
 
@@ -103,9 +98,28 @@ fn a_filesystem_that_shut_itself_down_is_let_go_and_comes_back() {
         }
         let log = driver.log();
         assert!(log.contains("Input/output error"), "the log tells");
-        let line =
-            |call: &str| log.lines().any(|line| line.contains(call) && line.contains("the call failed"));
-        assert!(line(r#"call="DeleteVolume" id="folder""#), "and names the call and the volume: {log}");
+    }
+}
+
+/// Sectors smaller than the disk's leave no direct I/O.
+#[test]
+fn missing_direct_io_is_reported_only_where_it_is_missing() {
+    for (large_sectors, sector, direct) in [(false, "512", true), (true, "4096", true), (true, "512", false)]
+    {
+        let place = if large_sectors { Place::of_large_sectors(GIB) } else { Place::new("xfs", GIB) };
+        let (driver, client) = one_pool(&place, "");
+        let parameters = parameters(&[("blockSize", sector)]);
+        client.create(CreateVolumeRequest { parameters, ..volume("disk", 64 * MIB, block()) });
+        mount_volume(&client, &place, "disk", &block());
+        let (abnormal, message) = condition(&client, &place, "disk");
+        let log = driver.log();
+        let case = format!("{large_sectors} {sector}: {message}\n{log}");
+        assert!(!abnormal, "{case}");
+        assert_eq!(message == "healthy", direct, "{case}");
+        for report in [&message, &log] {
+            assert_eq!(report.contains("through the page cache"), !direct, "{case}");
+        }
+        unmount_volume(&client, &place, "disk");
     }
 }
 

@@ -12,6 +12,7 @@ mod faults;
 mod groups;
 mod hostile;
 mod interrupted;
+mod logs;
 mod manifests;
 mod metadata;
 mod node;

@@ -193,6 +193,7 @@ impl Client {
         GetVolumeGroupSnapshotResponse
     );
     call!(delete_snapshot, ControllerClient, DeleteSnapshotRequest, DeleteSnapshotResponse);
+    call!(get_snapshot, ControllerClient, GetSnapshotRequest, GetSnapshotResponse);
     call!(list_snapshots, ControllerClient, ListSnapshotsRequest, ListSnapshotsResponse);
     call!(node_stage_volume, NodeClient, NodeStageVolumeRequest, NodeStageVolumeResponse);
     call!(node_unstage_volume, NodeClient, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse);
@@ -235,6 +236,16 @@ impl Client {
     /// Bytes that may still be promised in the legacy pool.
     pub(crate) fn available(&self) -> i64 {
         self.get_capacity(GetCapacityRequest::default()).unwrap().available_capacity
+    }
+
+    /// Usage and condition of a volume that is in use at `path`.
+    pub(crate) fn stats(&self, id: &str, path: &Path) -> NodeGetVolumeStatsResponse {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: id.into(),
+            volume_path: path.to_str().unwrap().into(),
+            ..Default::default()
+        };
+        self.node_get_volume_stats(request).unwrap()
     }
 
     pub(crate) fn unpublish(&self, id: &str, target: &Path) {

@@ -47,6 +47,18 @@ impl Place {
         place
     }
 
+    /// An XFS of `bytes` on a disk with sectors of 4096 bytes.
+    pub(crate) fn of_large_sectors(bytes: i64) -> Self {
+        let place = Self { folder: tempfile::tempdir().unwrap(), kind: "xfs".to_owned() };
+        fs::create_dir(place.pool()).unwrap();
+        let disk = place.folder.path().join("disk");
+        fs::File::create(&disk).unwrap().set_len(bytes.try_into().unwrap()).unwrap();
+        let device = run("losetup", &["--sector-size", "4096", "--find", "--show", disk.to_str().unwrap()]);
+        run("mkfs.xfs", &["-q", "-f", device.trim()]);
+        run("mount", &[device.trim(), place.pool().to_str().unwrap()]);
+        place
+    }
+
     /// Where the disk is, when it is on a tmpfs.
     pub(crate) fn below(&self) -> PathBuf {
         self.beside("below")
