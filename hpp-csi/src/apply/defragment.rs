@@ -31,14 +31,15 @@ use crate::fault;
 use crate::id::Id;
 use crate::locks::{Guard, Locks, Thing};
 use crate::plan::defragment as plan;
-use crate::pool::{Open, Pool, Volume, clone, scan, tree};
+use crate::pool::tree::{self, State};
+use crate::pool::{Open, Pool, Volume, clone, scan};
 use crate::pools::Pools;
 use crate::publications::{self, Publications};
 use crate::sys::{self, Allocated};
 use dir::Dir;
 
 use super::room::promise;
-use super::still::{Before, Content};
+use super::still::{Before, Content, is_settled};
 use super::uses;
 
 /// Bytes that are copied between two looks at the volume.
@@ -58,6 +59,8 @@ pub(crate) struct Defragmenter {
     published: Arc<Publications>,
     /// Disks that cannot be copied, or of which a copy had too many extents as well: how many they had then.
     left: HashMap<Id, u64>,
+    /// Disks with too many holes for a copy, as they were then: until one is written to, its ranges are not read again.
+    sparse: HashMap<Id, State>,
     /// Volumes for which the lack of room is reported already.
     reported: HashSet<Id>,
 }
@@ -69,13 +72,22 @@ enum Outcome {
     Done { before: u64, after: u64 },
     /// There was nothing to do, or the volume is in use.
     LeftAlone,
+    /// It has as many holes as when its ranges were last read.
+    Unchanged,
     /// Its copy has as many extents: there are holes, or the pool's free space is in pieces.
     NotBetter { before: u64 },
 }
 
 impl Defragmenter {
     pub(crate) fn new(pools: Arc<Pools>, locks: Locks, published: Arc<Publications>) -> Self {
-        Self { pools, locks, published, left: HashMap::new(), reported: HashSet::new() }
+        Self {
+            pools,
+            locks,
+            published,
+            left: HashMap::new(),
+            sparse: HashMap::new(),
+            reported: HashSet::new(),
+        }
     }
 
     /// Defragments what needs it and is not in use.
@@ -115,7 +127,7 @@ impl Defragmenter {
                         volume = %id, extents_before = before, extents = after, "the volume's disk is defragmented"
                     );
                 }
-                Ok(Outcome::LeftAlone) => {}
+                Ok(Outcome::LeftAlone | Outcome::Unchanged) => {}
                 Ok(Outcome::NotBetter { before }) => {
                     self.left.insert(id.clone(), before);
                     tracing::warn!(
@@ -143,17 +155,25 @@ impl Defragmenter {
         }
     }
 
-    fn volume(&self, open: &Open<'_>, id: &Id, limit: u64) -> Result<Outcome> {
+    fn volume(&mut self, open: &Open<'_>, id: &Id, limit: u64) -> Result<Outcome> {
         let Some(volume) = open.volume(id)? else { return Ok(Outcome::LeftAlone) };
         if !uses::is_idle(&self.published, open, &volume)? {
             return Ok(Outcome::LeftAlone);
         }
         let Some(disk) = Disk::open(open, &volume)? else { return Ok(Outcome::LeftAlone) };
+        let state = State::of_file(&disk.file)?;
+        if self.sparse.get(id) == Some(&state) {
+            return Ok(Outcome::Unchanged);
+        }
         let (extents, ranges) = (count_of(&disk.file)?, disk.ranges()?);
         let least = u64::try_from(ranges.len()).unwrap_or(u64::MAX);
         if !plan::is_worth(extents, least, limit) {
+            if is_settled(&state) {
+                self.sparse.insert(id.clone(), state);
+            }
             return Ok(Outcome::LeftAlone);
         }
+        self.sparse.remove(id);
         // A pool may have come back with volumes that are published since it was last asked.
         publications::recover(std::slice::from_ref(open.pool), &self.published)?;
         if !uses::is_idle(&self.published, open, &volume)? {

@@ -3,6 +3,8 @@
 //!
 //! Pure. Not here: when the objects are made and removed ([`crate::platform`]).
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -51,6 +53,8 @@ pub struct Pool {
     pub claimed: bool,
     /// Whether claims with `ReadWriteMany` get volumes although the files are of one node.
     pub read_write_many: bool,
+    /// Extents of a disk above which the driver defragments it while its volume is not in use.
+    pub defragment: Option<NonZeroU64>,
 }
 
 /// Programs that make volumes for claims.
@@ -141,6 +145,9 @@ fn data(pools: &[Pool]) -> String {
         }
         if pool.read_write_many {
             one["readWriteMany"] = json!(true);
+        }
+        if let Some(extents) = pool.defragment {
+            one["defragment"] = json!(extents);
         }
         one
     };
@@ -283,7 +290,7 @@ mod tests {
             pools: vec![
                 pool(LEGACY, "/var/lib/hpvolumes"),
                 Pool { reflink: true, read_write_many: true, ..pool("fast", "/mnt/fast/") },
-                Pool { claimed: true, ..pool("disk", "/mnt/disk") },
+                Pool { claimed: true, defragment: NonZeroU64::new(16384), ..pool("disk", "/mnt/disk") },
             ],
             placement: json!({"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]}),
             ..Driver::default()
@@ -301,7 +308,7 @@ mod tests {
                 {"name": "legacy", "path": "/csi-data-dir"},
                 {"name": "fast", "path": "/fast-data-dir", "snapshotPath": "/fast-data-dir/snapshots",
                     "snapshotProvider": "reflink", "readWriteMany": true},
-                {"name": "disk", "path": "/disk-data-dir/csi", "mounted": true},
+                {"name": "disk", "path": "/disk-data-dir/csi", "mounted": true, "defragment": 16384},
             ])
         );
         let volumes = spec["volumes"].as_array().unwrap();

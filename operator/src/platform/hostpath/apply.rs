@@ -173,10 +173,8 @@ impl Controller {
 
     /// Writes the objects that are asked for; returns how far they are, and the pools.
     async fn deploy(&self, object: &HostPathProvisioner) -> Result<(State, Option<Vec<StoragePoolStatus>>)> {
-        let problems: Vec<String> = check::problems(&object.spec)
-            .into_iter()
-            .map(|(field, text)| format!("{field}: {text}"))
-            .collect();
+        let problems: Vec<String> =
+            check::problems(object).into_iter().map(|(field, text)| format!("{field}: {text}")).collect();
         if !problems.is_empty() {
             return Ok((State::Failed("FailedToValidate", problems.join("; ")), None));
         }

@@ -1,10 +1,12 @@
 //! Rules of a `HostPathProvisioner`. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 
 use api::cdi::StorageSpec;
-use api::hostpath::{HostPathSpec, StoragePool};
+use api::hostpath::{HostPathProvisioner, HostPathSpec, StoragePool};
 
+use crate::install::hostpath::LEGACY;
 use crate::install::pools::is_shared;
 
 /// Annotation that chooses the sidecars.
@@ -13,6 +15,8 @@ pub const SIDECARS: &str = "ferrovirt.io/sidecars";
 pub const STOCK: &str = "stock";
 /// Annotation with the names of pools, separated by commas, that have `ReadWriteMany` volumes on local disks.
 pub const READ_WRITE_MANY: &str = "ferrovirt.io/read-write-many";
+/// Annotation with pools whose disks are defragmented, and the extents above which they are: `fast=16384,legacy=16384`.
+pub const DEFRAGMENT: &str = "ferrovirt.io/defragment";
 /// Feature gate of snapshots.
 pub const SNAPSHOTTING: &str = "Snapshotting";
 /// Longest name of a pool, as upstream.
@@ -22,8 +26,55 @@ const LONGEST_PATH: usize = 255;
 /// Most pools of an object.
 const MOST_POOLS: usize = 32;
 
-/// All problems of a spec: path of the field, and text.
-pub fn problems(spec: &HostPathSpec) -> Vec<(String, String)> {
+/// All problems of an object: path of the field, and text.
+pub fn problems(object: &HostPathProvisioner) -> Vec<(String, String)> {
+    let mut found = of_spec(&object.spec);
+    let field = || format!("metadata.annotations[{DEFRAGMENT}]");
+    match defragment(&object.metadata.annotations) {
+        Err(text) => found.push((field(), text)),
+        Ok(extents) => {
+            let texts = extents.keys().filter_map(|pool| not_defragmented(&object.spec, pool));
+            found.extend(texts.map(|text| (field(), text)));
+        }
+    }
+    found
+}
+
+/// The extents of each pool that is to be defragmented.
+///
+/// # Errors
+/// The annotation cannot be understood.
+pub fn defragment(
+    annotations: &BTreeMap<String, String>,
+) -> std::result::Result<BTreeMap<String, NonZeroU64>, String> {
+    let Some(text) = annotations.get(DEFRAGMENT) else { return Ok(BTreeMap::new()) };
+    let one = |item: &str| {
+        let (pool, extents) = item.split_once('=')?;
+        Some((pool.trim().to_owned(), extents.trim().parse().ok()?))
+    };
+    text.split(',')
+        .map(|item| {
+            let item = item.trim();
+            one(item).ok_or_else(|| format!("{item:?} is not POOL=EXTENTS, for example fast=16384"))
+        })
+        .collect()
+}
+
+/// Why a pool cannot be defragmented.
+fn not_defragmented(spec: &HostPathSpec, name: &str) -> Option<String> {
+    if spec.path_config.is_some() && name == LEGACY {
+        return None;
+    }
+    match spec.storage_pools.iter().find(|pool| pool.name == name) {
+        None => Some(format!("there is no pool {name:?}")),
+        Some(pool) if pool.pvc_template.as_ref().is_some_and(is_shared) => {
+            Some(format!("pool {name} is shared by all nodes: whether others use a volume is not known"))
+        }
+        Some(_) => None,
+    }
+}
+
+fn of_spec(spec: &HostPathSpec) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut add = |field: String, text: String| found.push((field, text));
     match (&spec.path_config, spec.storage_pools.as_slice()) {
@@ -213,8 +264,37 @@ mod tests {
             (json!({"pathConfig": {"path": "/a"}, "imagePullPolicy": "Sometimes"}), "spec.imagePullPolicy"),
         ] {
             let spec: HostPathSpec = serde_json::from_value(value.clone()).unwrap();
-            let found: Vec<String> = problems(&spec).into_iter().map(|(field, _)| field).collect();
+            let found: Vec<String> = of_spec(&spec).into_iter().map(|(field, _)| field).collect();
             assert_eq!(found.join(" "), wanted, "{value}");
+        }
+    }
+    #[test]
+    fn only_pools_of_the_object_that_are_not_shared_are_defragmented() {
+        let shared = json!({"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}});
+        let pools = json!({"storagePools": [
+            {"name": "fast", "path": "/a"},
+            {"name": "shared", "path": "/b", "pvcTemplate": shared},
+        ]});
+        let path = json!({"pathConfig": {"path": "/a"}});
+        for (spec, value, wanted) in [
+            (&pools, "fast=16384", ""),
+            (&pools, " fast = 1 ", ""),
+            (&path, "legacy=16384", ""),
+            (&pools, "legacy=16384", "no pool \"legacy\""),
+            (&path, "fast=16384", "no pool \"fast\""),
+            (&pools, "fast=9,shared=9", "pool shared is shared"),
+            (&pools, "", "\"\" is not POOL=EXTENTS"),
+            (&pools, "fast", "\"fast\" is not POOL=EXTENTS"),
+            (&pools, "fast=0", "\"fast=0\" is not POOL=EXTENTS"),
+            (&pools, "fast=many", "\"fast=many\" is not POOL=EXTENTS"),
+        ] {
+            let object = json!({"metadata": {"annotations": {DEFRAGMENT: value}}, "spec": spec});
+            let found = problems(&serde_json::from_value(object).unwrap());
+            assert_eq!(found.is_empty(), wanted.is_empty(), "{value}: {found:?}");
+            for (field, text) in found {
+                assert_eq!(field, "metadata.annotations[ferrovirt.io/defragment]");
+                assert!(text.contains(wanted), "{value}: {text}");
+            }
         }
     }
 }

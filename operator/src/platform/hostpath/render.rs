@@ -3,7 +3,7 @@
 use api::hostpath::HostPathProvisioner;
 use serde_json::json;
 
-use super::check::{READ_WRITE_MANY, SIDECARS, SNAPSHOTTING, STOCK};
+use super::check::{self, READ_WRITE_MANY, SIDECARS, SNAPSHOTTING, STOCK};
 use crate::install::hostpath::{Driver, LEGACY, Pool, Sidecars};
 use crate::install::pools::is_shared;
 
@@ -13,10 +13,13 @@ pub fn driver(object: &HostPathProvisioner) -> Driver {
     let annotations = &object.metadata.annotations;
     let many = annotations.get(READ_WRITE_MANY).map_or("", String::as_str);
     let read_write_many = |pool: &str| many.split(',').any(|name| name.trim() == pool);
+    let defragment = check::defragment(annotations).unwrap_or_default();
+    let defragment = |pool: &str| defragment.get(pool).copied();
     let legacy = spec.path_config.as_ref().and_then(|config| config.path.as_ref()).map(|path| Pool {
         name: LEGACY.to_owned(),
         path: path.clone(),
         read_write_many: read_write_many(LEGACY),
+        defragment: defragment(LEGACY),
         ..Pool::default()
     });
     let named = spec.storage_pools.iter().map(|pool| Pool {
@@ -26,6 +29,7 @@ pub fn driver(object: &HostPathProvisioner) -> Driver {
         shared: pool.pvc_template.as_ref().is_some_and(is_shared),
         claimed: pool.pvc_template.is_some(),
         read_write_many: read_write_many(&pool.name),
+        defragment: defragment(&pool.name),
     });
     let mut placement = json!({});
     if let Some(workload) = &spec.workload {
@@ -55,6 +59,8 @@ pub fn driver(object: &HostPathProvisioner) -> Driver {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use serde_json::Value;
 
     use super::*;
@@ -70,7 +76,7 @@ mod tests {
         assert_eq!((one.pools[0].name.as_str(), one.pools[0].path.as_str()), (LEGACY, "/data"));
         assert_eq!(one.sidecars, Sidecars::None);
         let two = driver(&object(
-            &json!({SIDECARS: STOCK, READ_WRITE_MANY: "c, b"}),
+            &json!({SIDECARS: STOCK, READ_WRITE_MANY: "c, b", check::DEFRAGMENT: "b=16384, c=9"}),
             &json!({
                 "storagePools": [
                     {"name": "a", "path": "/a"},
@@ -83,6 +89,9 @@ mod tests {
         ));
         assert_eq!(two.pools.iter().map(|pool| pool.reflink).collect::<Vec<_>>(), [false, true]);
         assert_eq!(two.pools.iter().map(|pool| pool.read_write_many).collect::<Vec<_>>(), [false, true]);
+        let extents: Vec<_> =
+            two.pools.iter().map(|pool| pool.defragment.map_or(0, NonZeroU64::get)).collect();
+        assert_eq!(extents, [0, 16384]);
         assert_eq!(two.sidecars, Sidecars::StockWithSnapshots);
         assert_eq!(two.pull_policy.as_deref(), Some("Never"));
         assert_eq!(

@@ -17,7 +17,7 @@ pub(super) fn validate(request: &Request, others: &[String]) -> Answer {
             return Answer::refuse(400, "BadRequest", format!("HostPathProvisioner cannot be read: {error}"));
         }
     };
-    let mut problems = check::problems(&object.spec);
+    let mut problems = check::problems(&object);
     if let Some(other) = others.iter().find(|name| **name != object.metadata.name) {
         let text = format!("the cluster has the HostPathProvisioner {other}; change that one");
         problems.push(("metadata.name".to_owned(), text));
