@@ -118,6 +118,46 @@ fn a_claim_grows_while_its_pod_runs() {
     assert_eq!(*restarts, json!(0));
 }
 
+/// RecoverVolumeExpansionFailure: the API server lets a claim ask for less again only while no driver may still work on the
+/// larger size.
+#[test]
+fn a_claim_that_asked_for_too_much_is_reduced_and_grows_to_what_there_is() {
+    let _driver = together();
+    let space = Space::new("reduced");
+    space.claim("files", 100, &json!({}));
+    space.claim("disk", 100, &json!({"volumeMode": "Block"}));
+    space.pod("user", "echo before >/files/file", &[Volume::Files("files"), Volume::Device("disk")]);
+    space.running("user");
+    let ask = |claim: &str, size: &str| {
+        let spec = json!({"spec": {"resources": {"requests": {"storage": size}}}});
+        space.patch("PersistentVolumeClaim", claim, &spec);
+    };
+    let claims = ["files", "disk"];
+    claims.iter().for_each(|claim| ask(claim, "900Gi"));
+    for claim in claims {
+        until(&format!("the expansion of {claim} is infeasible"), || {
+            let status = &space.get("PersistentVolumeClaim", claim)?["status"];
+            let infeasible = status["allocatedResourceStatuses"]["storage"] == "ControllerResizeInfeasible";
+            infeasible.then(|| assert_eq!(status["capacity"]["storage"], "100Mi", "{claim}"))
+        });
+    }
+    claims.iter().for_each(|claim| ask(claim, "300Mi"));
+    for claim in claims {
+        until(&format!("{claim} has grown"), || {
+            let status = &space.get("PersistentVolumeClaim", claim)?["status"];
+            let done = status["capacity"]["storage"] == "300Mi"
+                && status["allocatedResourceStatuses"].is_null()
+                && status["conditions"].is_null();
+            done.then(|| assert_eq!(status["allocatedResources"]["storage"], "300Mi", "{claim}"))
+        });
+        let volume = space.bound(claim);
+        assert_eq!(volume["spec"]["capacity"]["storage"], "300Mi", "{claim}");
+    }
+    let size = space.exec("user", "blockdev --getsize64 /dev/disk");
+    assert_eq!(size.trim().parse::<u64>().unwrap(), 300 * crate::hpp_csi::MIB);
+    assert_eq!(space.exec("user", "echo after >>/files/file; cat /files/file"), "before\nafter\n");
+}
+
 /// Prometheus and eviction see volumes by these.
 #[test]
 fn the_kubelet_reports_the_size_of_a_mounted_volume() {
