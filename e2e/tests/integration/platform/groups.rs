@@ -72,6 +72,39 @@ fn error(namespace: &str, name: &str, wanted: &str) {
     });
 }
 
+/// Binds another group to the taken one by its handles, and deletes it: the driver keeps the taken one.
+fn bind_given(namespace: &str, content: &Value, handles: &[String]) {
+    let taken =
+        get("", &format!("volumegroupsnapshotcontent/{}", content["metadata"]["name"].as_str().unwrap()));
+    let taken = taken.unwrap();
+    let given = json!({
+        "apiVersion": "groupsnapshot.storage.k8s.io/v1beta2", "kind": "VolumeGroupSnapshotContent",
+        "metadata": {"name": "given", "labels": taken["metadata"]["labels"]},
+        "spec": {
+            "driver": DRIVER, "deletionPolicy": "Retain",
+            "volumeGroupSnapshotRef": {"namespace": namespace, "name": "bound"},
+            "source": {"groupSnapshotHandles": {
+                "volumeGroupSnapshotHandle": taken["status"]["volumeGroupSnapshotHandle"],
+                "volumeSnapshotHandles": handles,
+            }},
+        },
+    });
+    apply("given", &given, &[]).unwrap();
+    let bound = json!({
+        "apiVersion": "groupsnapshot.storage.k8s.io/v1beta2", "kind": "VolumeGroupSnapshot",
+        "metadata": {"name": "bound"}, "spec": {"source": {"volumeGroupSnapshotContentName": "given"}},
+    });
+    apply("bound", &bound, &["-n", namespace]).unwrap();
+    let status = PLACE.until(namespace, "the given group is ready", || {
+        let group = get(namespace, "volumegroupsnapshot/bound")?;
+        (group["status"]["readyToUse"] == true).then(|| group["status"].clone())
+    });
+    assert_eq!(status["boundVolumeGroupSnapshotContentName"], "given");
+    assert_eq!(status["creationTime"], taken["status"]["creationTime"]);
+    PLACE.kubectl(&["-n", namespace, "delete", "volumegroupsnapshot", "bound", "--timeout=60s"]).unwrap();
+    PLACE.kubectl(&["delete", "volumegroupsnapshotcontent", "given", "--timeout=60s"]).unwrap();
+}
+
 #[test]
 fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
     let namespace = "group-snapshots";
@@ -123,6 +156,8 @@ fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
     pod(namespace, "reader", ["data-restored", "log-restored"]);
     let read = run(namespace, "reader", "cat /data-restored/file /log-restored/file");
     assert_eq!(read, "before\nbefore\n");
+
+    bind_given(namespace, &content, &handles);
 
     // A member alone stays; the group takes all with it.
     let first = members[0]["metadata"]["name"].as_str().unwrap();

@@ -11,7 +11,7 @@ use super::make;
 use super::plan::{self, Change, Fail};
 use super::seen::{Announced, CLASSES, Content, Object, Snapshot};
 use crate::storage::seen::Meta;
-use crate::volumes::seen::{CLAIMS, CONTENTS, VOLUMES};
+use crate::volumes::seen::{CLAIMS, VOLUMES};
 
 /// The volume that a snapshot is of, or why it has none yet.
 type Source = std::result::Result<(Value, Value), String>;
@@ -120,14 +120,22 @@ impl Controller {
         Ok(found.ok_or_else(|| format!("failed to retrieve PV {volume}: it does not exist")))
     }
 
-    /// Binds a content that an administrator made.
-    pub(super) async fn bind(&self, s: &Snapshot, content: &Content, class: Option<&str>) -> Result<Outcome> {
-        let mut spec = json!({"volumeSnapshotRef": {"uid": s.meta.uid}});
-        if let Some(class) = class {
-            spec["volumeSnapshotClassName"] = json!(class);
+    /// Binds a content that an administrator made to the snapshot or group of this id, by the field `reference` of its
+    /// spec; `class`: field and name of its class, where it has none.
+    pub(super) async fn bind<C: Object>(
+        &self,
+        content: &C,
+        reference: &str,
+        uid: &str,
+        class: Option<(&str, String)>,
+    ) -> Result<Outcome> {
+        let mut spec = json!({reference: {"uid": uid}});
+        if let Some((field, class)) = class {
+            spec[field] = json!(class);
         }
-        let patch = json!({"metadata": {"resourceVersion": content.meta.version}, "spec": spec});
-        self.client.merge_patch::<IgnoredAny>(CONTENTS, &key(&content.meta), &patch).await?;
+        let meta = content.meta();
+        let patch = json!({"metadata": {"resourceVersion": meta.version}, "spec": spec});
+        self.client.merge_patch::<IgnoredAny>(C::RESOURCE, &key(meta), &patch).await?;
         Ok(Outcome::Done)
     }
 

@@ -241,7 +241,10 @@ impl Controller {
             (Step::Free(claim), _) => self.free(&Key::new(key.namespace(), &claim)).await,
             (Step::Create, _) => self.create(s).await,
             (Step::Status(change), _) => self.status(s, change).await,
-            (Step::Bind(class), Some(content)) => self.bind(s, content, class.as_deref()).await,
+            (Step::Bind(class), Some(content)) => {
+                let class = class.map(|class| ("volumeSnapshotClassName", class));
+                self.bind(content, "volumeSnapshotRef", &s.meta.uid, class).await
+            }
             (Step::Mark, Some(content)) => self.mark(content, BEING_DELETED).await,
             (Step::Delete, Some(content)) => self.delete(s, content).await,
             (Step::Bind(_) | Step::Mark | Step::Delete, None) => Ok(Outcome::Retry),

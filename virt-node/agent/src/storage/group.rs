@@ -33,6 +33,15 @@ struct Spec {
 #[serde(rename_all = "camelCase", default)]
 struct Source {
     volume_handles: Vec<String>,
+    group_snapshot_handles: Option<Handles>,
+}
+
+/// A group that was taken elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Handles {
+    volume_group_snapshot_handle: String,
+    volume_snapshot_handles: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -89,8 +98,11 @@ impl From<&GroupContent> for GroupContent {
 }
 
 impl GroupContent {
-    /// Handles of the snapshots that the driver made.
+    /// Handles of the group's snapshots: those that the driver made, or that the content was given.
     pub(super) fn snapshots(&self) -> Vec<String> {
+        if let Some(given) = &self.spec.source.group_snapshot_handles {
+            return given.volume_snapshot_handles.clone();
+        }
         self.status.volume_snapshot_info_list.iter().map(|one| one.snapshot_handle.clone()).collect()
     }
 }
@@ -101,8 +113,10 @@ pub(super) fn for_group(content: &GroupContent, driver: &str) -> ForContent<Vec<
         return ForContent::Nothing;
     }
     let volumes = Some(content.spec.source.volume_handles.clone()).filter(|volumes| !volumes.is_empty());
-    let handle = content.status.volume_group_snapshot_handle.clone().filter(|handle| !handle.is_empty());
-    content.next(volumes, handle)
+    let given = content.spec.source.group_snapshot_handles.as_ref();
+    let handle = content.status.volume_group_snapshot_handle.as_ref();
+    let handle = handle.or(given.map(|given| &given.volume_group_snapshot_handle));
+    content.next(volumes, handle.filter(|handle| !handle.is_empty()).cloned())
 }
 
 /// The request that makes a content's group; `parameters` are those of its class.
@@ -141,6 +155,15 @@ pub(super) fn made(group: &VolumeGroupSnapshot) -> Value {
         status["creationTime"] = json!(virt::time::text(time));
     }
     json!({"status": status})
+}
+
+/// The status of a content whose group was taken elsewhere: its snapshots have contents of their own.
+pub(super) fn adopted(group: &VolumeGroupSnapshot) -> Value {
+    let mut patch = made(group);
+    if let Some(status) = patch["status"].as_object_mut() {
+        status.remove("volumeSnapshotInfoList");
+    }
+    patch
 }
 
 /// The status of a content whose group is deleted.
@@ -184,6 +207,8 @@ mod tests {
                 json!({"volumeGroupSnapshotHandle": "h", "readyToUse": ready, "volumeSnapshotInfoList": members}),
             )
         };
+        let handles = json!({"volumeGroupSnapshotHandle": "gh", "volumeSnapshotHandles": ["g1", "g2"]});
+        let given = ("/spec/source", json!({"groupSnapshotHandles": handles}));
         let both = json!({GroupContent::BEING_DELETED: "yes", GroupContent::BEING_CREATED: "yes"});
         let create = ForContent::Create(vec!["pvc-1".to_owned(), "pvc-2".to_owned()]);
         let delete = ForContent::Delete("h".to_owned());
@@ -194,6 +219,10 @@ mod tests {
             (vec![status(true)], ForContent::Nothing),
             (vec![("/spec/driver", json!("other"))], ForContent::Nothing),
             (vec![("/spec/source", json!({}))], ForContent::Nothing),
+            (vec![given.clone()], ForContent::Adopt("gh".to_owned())),
+            (vec![given.clone(), status(true)], ForContent::Nothing),
+            (vec![given.clone(), going.clone(), marked.clone()], ForContent::Delete("gh".to_owned())),
+            (vec![given.clone(), going.clone(), marked.clone(), retained.clone()], ForContent::Release),
             (vec![status(true), going.clone()], ForContent::Nothing),
             (vec![status(true), going.clone(), marked.clone()], delete),
             (vec![status(true), going.clone(), marked.clone(), retained], ForContent::Release),
@@ -203,6 +232,7 @@ mod tests {
             assert_eq!(for_group(&content(&changes), DRIVER), expected, "{changes:?}");
         }
         assert_eq!(content(&[status(true)]).snapshots(), ["s1", "s2"]);
+        assert_eq!(content(&[given]).snapshots(), ["g1", "g2"]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::content::{self, AnyContent, Content, ForContent};
 use super::controller::Controller;
 
 /// Time until a snapshot that is not ready is looked at again.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reason and text of the event when a snapshot cannot be made.
 const FAILED: (&str, &str) =
@@ -196,7 +196,7 @@ impl Controller {
     }
 
     /// Writes that a snapshot was not made; `ended`: no call that makes it can still run.
-    async fn snapshot_failed<T: AnyContent>(
+    pub(super) async fn snapshot_failed<T: AnyContent>(
         &self,
         key: &Key,
         content: &T,
@@ -223,7 +223,11 @@ impl Controller {
         written(key, self.client.merge_patch::<IgnoredAny>(T::RESOURCE, key, &patch).await)
     }
 
-    async fn write_content<T: AnyContent>(&self, key: &Key, status: &Value) -> Result<(), Outcome> {
+    pub(super) async fn write_content<T: AnyContent>(
+        &self,
+        key: &Key,
+        status: &Value,
+    ) -> Result<(), Outcome> {
         written(key, self.client.merge_patch::<IgnoredAny>(T::RESOURCE.sub("status"), key, status).await)
     }
 

@@ -55,6 +55,10 @@ impl Controller {
             (Step::Finalizers(all), _) => self.finalizers(GROUPS, &g.meta, &all).await,
             (Step::Choose, _) => self.choose_group_class(g).await,
             (Step::Create, _) => self.create_group(g).await,
+            (Step::Bind(class), Some(content)) => {
+                let class = class.map(|class| ("volumeGroupSnapshotClassName", class));
+                self.bind(content, "volumeGroupSnapshotRef", &g.meta.uid, class).await
+            }
             (Step::Members(taken), Some(content)) => self.make_members(g, content, &taken).await,
             (Step::Status(change), _) => self.status(g, change).await,
             (Step::Mark, Some(content)) => self.mark(content, BEING_DELETED).await,
@@ -67,7 +71,7 @@ impl Controller {
                 // The members' changes add the key again.
                 Ok(Outcome::Done)
             }
-            (Step::Members(_) | Step::Mark | Step::Delete, None) => Ok(Outcome::Retry),
+            (Step::Bind(_) | Step::Members(_) | Step::Mark | Step::Delete, None) => Ok(Outcome::Retry),
         }
     }
 

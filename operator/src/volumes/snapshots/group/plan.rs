@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  group   ─► finalizer ─► class ─► content ─► taken by the driver ─► members ─► status follows the content ─► ready
+//!  given   ─► finalizer ─► content bound by id ─► read by the driver ─► status follows the content ─► ready
 //!  deleted ─► no claim is restored from a member ─► content marked, deleted by its policy ─► members ─► finalizer
 //! ```
 
@@ -41,6 +42,8 @@ pub(super) enum Step {
     Choose,
     /// The content is made.
     Create,
+    /// The content gets the group's id, and its class where it has none.
+    Bind(Option<String>),
     /// The objects of these snapshots are made.
     Members(Vec<Taken>),
     /// The status changes.
@@ -62,17 +65,8 @@ pub(super) fn group(g: &Group, a: Around<'_>) -> Step {
         let message = "Exactly one of Selector and VolumeGroupSnapshotContentName should be specified";
         return fail("GroupSnapshotValidationError", message);
     }
-    if g.named.is_some() {
-        let message = "binding to a given VolumeGroupSnapshotContent is not supported: name the claims by \
-                       spec.source.selector";
-        return fail("GroupSnapshotValidationError", message);
-    }
-    if let Some(content) = a.content.filter(|content| !content.is_of(g)) {
-        let message = format!(
-            "VolumeGroupSnapshotContent [{}] is bound to a different group snapshot",
-            content.meta.name
-        );
-        return fail("GroupSnapshotContentMisbound", &message);
+    if let Some(fail) = a.content.and_then(|content| mismatch(g, content)) {
+        return Step::Fail(fail);
     }
     if !g.meta.finalizers.iter().any(|name| name == BOUND) {
         let mut finalizers = g.meta.finalizers.clone();
@@ -81,21 +75,57 @@ pub(super) fn group(g: &Group, a: Around<'_>) -> Step {
     }
     match a.content {
         // A taken group is not replaced by a later one under its name.
-        None if g.taken.is_some() || g.ready == Some(true) => {
+        None if g.named.is_some() || g.taken.is_some() || g.ready == Some(true) => {
             fail("GroupSnapshotContentMissing", "VolumeGroupSnapshotContent is missing")
         }
         None if g.class.is_none() => Step::Choose,
-        None if !a.class => {
-            let class = g.class.as_deref().unwrap_or_default();
-            let message = format!("VolumeGroupSnapshotClass {class:?} not found");
-            Step::Fail(Fail::new("GetGroupSnapshotClassFailed", message, false))
-        }
+        None if !a.class => classless(g),
         None => Step::Create,
         // Its members are complete, and stay what they are.
         Some(_) if g.ready == Some(true) && g.bound.is_some() => Step::Rest,
+        Some(content) if g.named.is_some() => given(g, content, a.class),
         Some(_) if !a.missing.is_empty() => Step::Members(a.missing),
         Some(content) => status(g, content).map_or(Step::Rest, Step::Status),
     }
+}
+
+/// Why a content cannot be the group's.
+fn mismatch(g: &Group, content: &GroupContent) -> Option<Fail> {
+    let wrong = |reason, message: String| Some(Fail::new(reason, message, true));
+    let name = &content.meta.name;
+    if g.named.is_some() && !content.given {
+        let message =
+            "VolumeGroupSnapshotContent is dynamically provisioned while expecting a pre-provisioned one";
+        return wrong("GroupSnapshotContentMismatch", message.to_owned());
+    }
+    if g.named.is_none() && content.given {
+        let message = format!("GroupSnapshot handle should not be set in group snapshot content {name}");
+        return wrong("GroupSnapshotHandleSet", message);
+    }
+    let fits = if g.named.is_some() { content.may_be_of(g) } else { content.is_of(g) };
+    if !fits {
+        let message = format!("VolumeGroupSnapshotContent [{name}] is bound to a different group snapshot");
+        return wrong("GroupSnapshotContentMisbound", message);
+    }
+    None
+}
+
+fn classless(g: &Group) -> Step {
+    let class = g.class.as_deref().unwrap_or_default();
+    let message = format!("VolumeGroupSnapshotClass {class:?} not found");
+    Step::Fail(Fail::new("GetGroupSnapshotClassFailed", message, false))
+}
+
+/// A group that was taken elsewhere, and its content. Its user makes the objects of its snapshots.
+fn given(g: &Group, content: &GroupContent, class: bool) -> Step {
+    if g.class.is_some() && !class {
+        return classless(g);
+    }
+    let unnamed = content.class.is_none() && g.class.is_some();
+    if content.of.2.is_empty() || unnamed {
+        return Step::Bind(g.class.clone().filter(|_| unnamed));
+    }
+    status(g, content).map_or(Step::Rest, Step::Status)
 }
 
 fn fail(reason: &'static str, message: &str) -> Step {

@@ -53,7 +53,7 @@ impl Group {
     /// The name of its content.
     pub(in super::super) fn content(&self) -> Option<String> {
         let made = || self.selector.as_ref().map(|_| format!("groupsnapcontent-{}", self.meta.uid));
-        self.bound.clone().or_else(made)
+        self.bound.clone().or_else(|| self.named.clone()).or_else(made)
     }
 
     /// Whether its deletion waits for the snapshot controller.
@@ -125,6 +125,10 @@ pub(in super::super) struct GroupContent {
     pub driver: String,
     /// Namespace, name and id in `spec.volumeGroupSnapshotRef`.
     pub of: (String, String, String),
+    /// `spec.volumeGroupSnapshotClassName`.
+    pub class: Option<String>,
+    /// Whether it has `spec.source.groupSnapshotHandles`: its group was taken elsewhere.
+    pub given: bool,
     /// `status.volumeGroupSnapshotHandle`.
     pub(super) handle: Option<String>,
     /// `status.volumeSnapshotInfoList`.
@@ -140,8 +144,17 @@ pub(in super::super) struct GroupContent {
 impl GroupContent {
     /// Whether it refers to this group.
     pub(super) fn is_of(&self, group: &Group) -> bool {
-        let (namespace, name, uid) = &self.of;
-        *namespace == group.meta.namespace && *name == group.meta.name && *uid == group.meta.uid
+        self.of.2 == group.meta.uid && self.names(group)
+    }
+
+    /// Whether it refers to this group by name, and to no other by id.
+    pub(super) fn may_be_of(&self, group: &Group) -> bool {
+        self.names(group) && (self.of.2.is_empty() || self.of.2 == group.meta.uid)
+    }
+
+    fn names(&self, group: &Group) -> bool {
+        let (namespace, name, _) = &self.of;
+        *namespace == group.meta.namespace && *name == group.meta.name
     }
 
     /// Whether the group is deleted with it.
@@ -185,6 +198,8 @@ impl From<&Value> for GroupContent {
             policy: text(&spec["deletionPolicy"]).unwrap_or_default(),
             driver: text(&spec["driver"]).unwrap_or_default(),
             of: (of("namespace"), of("name"), of("uid")),
+            class: text(&spec["volumeGroupSnapshotClassName"]),
+            given: spec["source"]["groupSnapshotHandles"].is_object(),
             handle: text(&status["volumeGroupSnapshotHandle"]).filter(|handle| !handle.is_empty()),
             taken: taken.collect(),
             time: text(&status["creationTime"]),

@@ -24,6 +24,16 @@ fn content(policy: &str) -> Value {
     })
 }
 
+/// A content of a group that was taken elsewhere, as an administrator makes it.
+fn given_content() -> Value {
+    let handles = json!({"volumeGroupSnapshotHandle": "gh", "volumeSnapshotHandles": ["s1", "s2"]});
+    json!({
+        "metadata": {"name": "given", "labels": {MANAGED_BY: "node1"}},
+        "spec": {"deletionPolicy": "Retain", "driver": DRIVER, "source": {"groupSnapshotHandles": handles},
+            "volumeGroupSnapshotRef": {"namespace": "n", "name": "g"}},
+    })
+}
+
 fn taken() -> Value {
     json!({
         "volumeGroupSnapshotHandle": "gh", "readyToUse": true, "creationTime": "2026-11-21T17:30:05Z",
@@ -70,6 +80,38 @@ fn a_group_is_taken_and_its_members_are_made_before_it_is_ready() {
 }
 
 #[test]
+fn a_group_that_was_taken_elsewhere_is_bound_to_its_content() {
+    let (mut group, mut content) = (group(), given_content());
+    group["spec"]["source"] = json!({"volumeGroupSnapshotContentName": "given"});
+    assert_eq!(Group::from(&group).content().as_deref(), Some("given"));
+    assert_eq!(next(&group, Some(&content), |_| {}), Step::Finalizers(vec![BOUND.to_owned()]));
+    group["metadata"]["finalizers"] = json!([BOUND]);
+    assert_eq!(next(&group, Some(&content), |_| {}), Step::Bind(Some("k".to_owned())));
+    content["spec"]["volumeGroupSnapshotRef"]["uid"] = json!("u");
+    assert_eq!(next(&group, Some(&content), |_| {}), Step::Bind(Some("k".to_owned())), "its class");
+    content["spec"]["volumeGroupSnapshotClassName"] = json!("k");
+    let Step::Status(change) = next(&group, Some(&content), |_| {}) else { panic!("no status") };
+    let bound = json!({"boundVolumeGroupSnapshotContentName": "given", "readyToUse": false});
+    assert_eq!(change.status, bound);
+    group["status"] = bound;
+    content["status"] = json!({
+        "volumeGroupSnapshotHandle": "gh", "readyToUse": true, "creationTime": "2026-11-21T17:30:05Z",
+    });
+    let Step::Status(change) = next(&group, Some(&content), |_| {}) else { panic!("no status") };
+    assert_eq!((change.taken, change.ready), (true, true));
+    group["status"]["readyToUse"] = json!(true);
+    assert_eq!(next(&group, Some(&content), |_| {}), Step::Rest);
+    // Without a class it needs none.
+    let mut classless = given_content();
+    group["spec"]["volumeGroupSnapshotClassName"] = Value::Null;
+    group["status"] = Value::Null;
+    let step = next(&group, Some(&classless), |around| around.class = false);
+    assert_eq!(step, Step::Bind(None));
+    classless["spec"]["volumeGroupSnapshotRef"]["uid"] = json!("u");
+    assert!(matches!(next(&group, Some(&classless), |around| around.class = false), Step::Status(_)));
+}
+
+#[test]
 fn a_group_is_deleted_with_its_content_and_members() {
     let (mut group, mut content) = (group(), content("Delete"));
     group["metadata"]["finalizers"] = json!(["other", BOUND]);
@@ -107,9 +149,24 @@ fn groups_that_cannot_be_report_the_cause() {
     let mut foreign = content("Delete");
     foreign["spec"]["volumeGroupSnapshotRef"]["uid"] = json!("another");
     let given = json!({"volumeGroupSnapshotContentName": "given"});
+    let both = json!({"selector": {}, "volumeGroupSnapshotContentName": "given"});
+    let made = self::content("Delete");
+    let elsewhere = given_content();
+    let changed = |field: &str, value: &str| {
+        let mut content = given_content();
+        content["spec"]["volumeGroupSnapshotRef"][field] = json!(value);
+        content
+    };
+    let (of_another, named_another) = (changed("uid", "another"), changed("name", "another"));
     for (group, content, class, expected) in [
         (with("/spec/source", json!({})), None, true, "GroupSnapshotValidationError"),
-        (with("/spec/source", given), None, true, "GroupSnapshotValidationError"),
+        (with("/spec/source", both), None, true, "GroupSnapshotValidationError"),
+        (with("/spec/source", given.clone()), None, true, "GroupSnapshotContentMissing"),
+        (with("/spec/source", given.clone()), Some(&made), true, "GroupSnapshotContentMismatch"),
+        (with("/spec/source", given.clone()), Some(&of_another), true, "GroupSnapshotContentMisbound"),
+        (with("/spec/source", given.clone()), Some(&named_another), true, "GroupSnapshotContentMisbound"),
+        (with("/spec/source", given), Some(&elsewhere), false, "GetGroupSnapshotClassFailed"),
+        (held.clone(), Some(&elsewhere), true, "GroupSnapshotHandleSet"),
         (held.clone(), Some(&foreign), true, "GroupSnapshotContentMisbound"),
         (held.clone(), None, false, "GetGroupSnapshotClassFailed"),
         (with("/status", json!({"readyToUse": true})), None, true, "GroupSnapshotContentMissing"),
