@@ -32,6 +32,8 @@ pub const UPLOAD_ROOT_VARIABLE: &str = "FERROVIRT_UPLOADSERVER_ROOT";
 pub const CLONE_ROOT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_ROOT";
 /// Environment: the port of that program's metrics server, in place of [`METRICS_PORT`]; 0: any. Ours.
 pub const CLONE_METRICS_PORT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_METRICS_PORT";
+/// Environment: that program's longest wait for the answer once everything is sent, such as `15m`. Ours.
+pub const CLONE_ANSWER_TIMEOUT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_ANSWER_TIMEOUT";
 /// Environment: a file with the addresses of servers for an upload proxy without a cluster's DNS: lines of an address with
 /// its port and a name. Ours.
 pub const PROXY_HOSTS_VARIABLE: &str = "FERROVIRT_UPLOADPROXY_HOSTS";

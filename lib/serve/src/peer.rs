@@ -22,8 +22,9 @@ const NEXT_PORT: Duration = Duration::from_secs(3);
 const NEXT_ROUND: Duration = Duration::from_millis(200);
 /// Bytes that wait in a connection because the other end does not read: one record of TLS.
 const UNSENT: usize = 16 << 10;
-/// Longest wait for the answer of an upload server that has got everything: it still writes the disk to its end.
-pub const ANSWER: Duration = Duration::from_secs(15 * 60);
+/// Default of `--answer-timeout`, the longest wait for the answer of an upload server that has received everything: it still
+/// writes the disk to its end.
+pub const ANSWER_TIMEOUT: &str = "15m";
 
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,26 +102,62 @@ pub async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream> {
     }
 }
 
-/// The answer to a request, which must come within `patience` after the request is sent whole.
+/// The value of an option `--answer-timeout`.
+///
+/// # Errors
+/// It is no duration, or zero.
+pub fn answer_timeout(text: &str) -> std::result::Result<Duration, String> {
+    let timeout = api::duration::parse(text).filter(|timeout| !timeout.is_zero());
+    timeout.ok_or_else(|| "not a duration above zero, such as 15m or 90s".to_owned())
+}
+
+/// The answer to a request to `host`, which must come within `timeout` after the request is sent whole. `option` names what
+/// sets the timeout.
 ///
 /// # Errors
 /// [`Kind::Unreachable`]: it does not come.
 pub async fn answer<T>(
     answer: impl Future<Output = T>,
     sent: impl Future<Output = ()>,
-    patience: Duration,
+    timeout: Duration,
+    host: &str,
+    option: &str,
 ) -> Result<T> {
+    within(answer, sent, timeout).await.ok_or_else(|| {
+        let what = format!(
+            "the upload server {host} received everything but did not answer within {} s: see its log; if it is still \
+             writing, allow more time with {option}",
+            timeout.as_secs_f32()
+        );
+        Error::new(Kind::Unreachable, what)
+    })
+}
+
+/// The answer to a request without a body, which must come within `timeout`.
+///
+/// # Errors
+/// [`Kind::Unreachable`]: it does not come.
+pub async fn reply<T>(answer: impl Future<Output = T>, timeout: Duration, host: &str) -> Result<T> {
+    within(answer, std::future::ready(()), timeout).await.ok_or_else(|| {
+        let what = format!("the upload server {host} did not answer within {} s", timeout.as_secs_f32());
+        Error::new(Kind::Unreachable, what)
+    })
+}
+
+/// What `answer` gives within `timeout` after `sent`.
+async fn within<T>(
+    answer: impl Future<Output = T>,
+    sent: impl Future<Output = ()>,
+    timeout: Duration,
+) -> Option<T> {
     let late = async {
         sent.await;
-        tokio::time::sleep(patience).await;
+        tokio::time::sleep(timeout).await;
     };
     tokio::select! {
         biased;
-        answer = answer => Ok(answer),
-        () = late => {
-            let what = format!("the upload server received everything but did not answer within {} s", patience.as_secs_f32());
-            Err(Error::new(Kind::Unreachable, what))
-        }
+        answer = answer => Some(answer),
+        () = late => None,
     }
 }
 
@@ -166,9 +203,26 @@ mod tests {
             tokio::time::sleep(time).await;
         };
         // However long the request takes.
-        assert!(answer(after(ms(200)), after(ms(150)), ms(100)).await.is_ok());
-        assert!(answer(after(ms(50)), std::future::pending(), ms(1)).await.is_ok());
-        let error = answer(std::future::pending::<()>(), after(ms(10)), ms(100)).await.unwrap_err();
-        assert!(error.kind() == Kind::Unreachable && error.to_string().contains("did not answer"), "{error}");
+        assert!(answer(after(ms(200)), after(ms(150)), ms(100), "h", "-t").await.is_ok());
+        assert!(answer(after(ms(50)), std::future::pending(), ms(1), "h", "-t").await.is_ok());
+        let silent = std::future::pending::<()>;
+        let error = answer(silent(), after(ms(10)), ms(100), "h", "-t").await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreachable);
+        assert_eq!(
+            error.to_string(),
+            "the upload server h received everything but did not answer within 0.1 s: see its log; if it is still writing, \
+             allow more time with -t"
+        );
+        let error = reply(silent(), ms(10), "h").await.unwrap_err();
+        assert_eq!(error.to_string(), "the upload server h did not answer within 0.01 s");
+    }
+
+    #[test]
+    fn timeouts_of_answers() {
+        assert_eq!(answer_timeout(ANSWER_TIMEOUT), Ok(Duration::from_secs(900)));
+        assert_eq!(answer_timeout("1.5s"), Ok(Duration::from_millis(1500)));
+        for bad in ["", "0s", "15", "-1s", "soon"] {
+            assert!(answer_timeout(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -106,6 +106,8 @@ pub struct Site<T> {
     pub path: String,
     /// Tokens.
     pub tokens: T,
+    /// Longest wait for the answer once everything is sent ([`peer::answer_timeout`]).
+    pub answer_timeout: Duration,
 }
 
 /// Where an upload is.
@@ -224,7 +226,9 @@ impl<T: Tokens> Site<T> {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
-        let answer = match peer::answer(self.send(request), whole, peer::ANSWER).await {
+        let answer = self.send(request);
+        let answer = peer::answer(answer, whole, self.answer_timeout, &self.host, "--answer-timeout");
+        let answer = match answer.await {
             Ok(answer) => answer,
             Err(error) => Err(failed(error)),
         };
@@ -313,8 +317,7 @@ impl<T: Tokens> Site<T> {
 
     /// Sends a request without a body, which is answered soon.
     async fn ask(&self, request: Request<Either<Made, Empty<Bytes>>>) -> Result<Answer> {
-        let answer = peer::answer(self.send(request), std::future::ready(()), QUESTION).await;
-        answer.map_err(failed)?
+        peer::reply(self.send(request), QUESTION, &self.host).await.map_err(failed)?
     }
 
     /// Sends a request over a connection of its own.

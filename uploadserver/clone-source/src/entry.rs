@@ -31,10 +31,11 @@ const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    if let Err(code) = serve::start::start(arguments, |args: &Args| args.log) {
-        return code;
-    }
-    match clone() {
+    let args = match serve::start::start(arguments, |args: &Args| args.log) {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    match clone(args.answer_timeout) {
         Ok(code) => code,
         Err(error) => {
             tracing::error!(error = error.chain(), "the clone failed");
@@ -43,7 +44,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn clone() -> Result<ExitCode> {
+fn clone(answer_timeout: Duration) -> Result<ExitCode> {
     let config = configured()?;
     let (stop, stopped) = watch::channel(None);
     serve::signals::watch(move |signal| {
@@ -56,7 +57,7 @@ fn clone() -> Result<ExitCode> {
         .enable_all()
         .build()
         .map_err(|e| Error::with(Kind::Process, "cannot start the runtime", e))?;
-    let code = runtime.block_on(work(config, stopped));
+    let code = runtime.block_on(work(config, answer_timeout, stopped));
     runtime.shutdown_timeout(LAST_MOMENT);
     code
 }
@@ -83,7 +84,11 @@ fn configured() -> Result<Config> {
     Config::from_source(source, &root, port.unwrap_or(names::METRICS_PORT))
 }
 
-async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> Result<ExitCode> {
+async fn work(
+    config: Config,
+    answer_timeout: Duration,
+    mut stopped: watch::Receiver<Option<Signal>>,
+) -> Result<ExitCode> {
     let Config { kind, volume, to, tls, owner_uid, metrics, termination_log } = config;
     let unread = |path: &PathBuf, e| Error::with(Kind::Process, format!("cannot read {}", path.display()), e);
     let volume = Volume { kind, path: volume };
@@ -110,7 +115,8 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
         // A task that panicked has ended, too.
         _ = whole.await;
     };
-    let sent = peer::answer(send::send(&to, &tls, kind, size, body), whole, peer::ANSWER);
+    let sent = send::send(&to, &tls, kind, size, body);
+    let sent = peer::answer(sent, whole, answer_timeout, &to.host, names::CLONE_ANSWER_TIMEOUT_VARIABLE);
     let sent = tokio::select! {
         sent = sent => sent.unwrap_or_else(|error| Err(error.into())),
         signal = stopped.wait_for(Option::is_some) => {

@@ -37,8 +37,12 @@ struct Sender {
 impl Sender {
     /// One that sends `volume` to `port`, and is known to `authority` by this name.
     fn start(volume: &Path, mode: Mode, port: u16, authority: &Authority, name: &str) -> Self {
+        Self::with(&Self::source(volume, mode, port, authority, name))
+    }
+
+    fn source(volume: &Path, mode: Mode, port: u16, authority: &Authority, name: &str) -> Source {
         let (client_cert, client_key) = authority.sign(name);
-        Self::with(&Source {
+        Source {
             client_cert,
             client_key: Confidential(client_key),
             server_ca_cert: authority.certificate(),
@@ -47,10 +51,14 @@ impl Sender {
             preallocation: false,
             mode,
             mount_point: volume.to_str().unwrap().to_owned(),
-        })
+        }
     }
 
     fn with(source: &Source) -> Self {
+        Self::with_variables(source, &[])
+    }
+
+    fn with_variables(source: &Source, variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("dev")).unwrap();
         // The contract's paths are below the pod's folder, the volume where it is.
@@ -63,6 +71,7 @@ impl Sender {
             .args(["-v=1", "--alsologtostderr"])
             .env_clear()
             .envs(source.to_env())
+            .envs(variables.iter().copied())
             .env("FERROVIRT_CLONE_SOURCE_ROOT", folder.path())
             .env("FERROVIRT_CLONE_SOURCE_METRICS_PORT", "0")
             .stdin(Stdio::null())
@@ -335,6 +344,27 @@ fn one_that_is_stopped_or_left_is_no_success() {
     }
     assert!(pod.end().success());
     assert_eq!(sha256(&pod.disk(), 64 * MIB), (sha256(&device.device, 64 * MIB).0, true));
+}
+
+#[test]
+fn silent_server_ends_a_clone_after_the_timeout_of_the_answer() {
+    let device = Loop::new(MIB, 512);
+    let authority = Authority::new();
+    let server = collecting(&authority, false);
+    let source = Sender::source(&device.device, Mode::Block, server.port, &authority, NAME);
+    let timeout = |value| [("FERROVIRT_CLONE_SOURCE_ANSWER_TIMEOUT", value)];
+    let mut sender = Sender::with_variables(&source, &timeout("1500ms"));
+    let began = server.head.recv_timeout(Duration::from_secs(30));
+    assert!(began.is_ok(), "no request: {}", sender.log());
+    assert_eq!(sender.end(), Some(3), "{}", sender.log());
+    let said = "the upload server localhost received everything but did not answer within 1.5 s: see its log; if it is still \
+                writing, allow more time with FERROVIRT_CLONE_SOURCE_ANSWER_TIMEOUT";
+    assert!(sender.log().contains(said), "{}", sender.log());
+    assert!(sender.message().is_empty());
+    server.request.join().unwrap();
+    let mut sender = Sender::with_variables(&source, &timeout("soon"));
+    assert_eq!(sender.end(), Some(2), "{}", sender.log());
+    assert!(sender.log().contains("not a duration above zero"), "{}", sender.log());
 }
 
 #[test]

@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use api::upload::token::Target;
 use clap::{Parser, Subcommand};
 
+use serve::peer;
 use serve::start::Log;
 
 /// End of `--help`.
@@ -155,6 +157,9 @@ pub(crate) struct Push {
     /// Consecutive resume attempts without progress before giving up.
     #[arg(long, default_value_t = 5)]
     pub(crate) retries: u32,
+    /// Longest wait for the answer once everything is sent, while the server writes the disk to its end.
+    #[arg(long, value_name = "DURATION", default_value = peer::ANSWER_TIMEOUT, value_parser = peer::answer_timeout)]
+    pub(crate) answer_timeout: Duration,
 }
 
 fn target(text: &str) -> Result<Target, String> {
@@ -186,6 +191,7 @@ mod tests {
             &["token", "--key", "k", "--pvc", "a/b", "--lifetime", "0"],
             &["push", "--pvc", "a/b"],
             &["push", "f", "--pvc", "a/b", "--insecure", "--ca", "x"],
+            &["push", "f", "--pvc", "a/b", "--answer-timeout", "0s"],
             &["pull"],
         ] {
             assert!(parse(bad).is_err(), "{bad:?}");

@@ -92,7 +92,7 @@ async fn site(args: &Push) -> Result<Site<Tokens>> {
         (None, None) => return Err(Error::new(Kind::Usage, "--token is missing")),
     };
     let path = format!("/v1beta1/{}", Way::Sync.word());
-    Ok(Site { host, port, tls: trust(args)?, path, tokens })
+    Ok(Site { host, port, tls: trust(args)?, path, tokens, answer_timeout: args.answer_timeout })
 }
 
 /// Authorities of accepted certificates.

@@ -23,6 +23,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
+use serve::peer;
 use serve::push::{self, Sent, host_and_port};
 
 use crate::error::{Error, Kind, Result, failed, usage};
@@ -85,6 +86,9 @@ pub(crate) struct Options {
     /// Seconds until the volume must be ready for the upload
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     wait_secs: u64,
+    /// Longest wait for the answer once everything is sent, while the server writes the disk to its end.
+    #[arg(long, value_name = "DURATION", default_value = peer::ANSWER_TIMEOUT, value_parser = peer::answer_timeout)]
+    answer_timeout: Duration,
     /// URL of the upload proxy [default: that of the CDIConfig]
     #[arg(long, value_name = "URL")]
     uploadproxy_url: Option<String>,
@@ -138,7 +142,8 @@ pub(crate) async fn upload(site: &Site, typed: &Options) -> Result<()> {
     let tokens = Tokens { site: site.clone(), claim: typed.name.clone() };
     let tls = serve::trust::client(roots(typed, &configuration)?).map(Arc::new);
     let tls = tls.map_err(|error| Error::with(Kind::System, "TLS cannot be set up", error))?;
-    let mut proxy = push::Site { host, port, tls, path: String::new(), tokens };
+    let mut proxy =
+        push::Site { host, port, tls, path: String::new(), tokens, answer_timeout: typed.answer_timeout };
     proxy.path = match typed.archive_path {
         Some(_) => archive_path(""),
         None => path(&proxy).await?,

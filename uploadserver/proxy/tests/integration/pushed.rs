@@ -9,7 +9,7 @@ use places::guest::Dice;
 use serde_json::json;
 
 use crate::support::proxy::Proxy;
-use crate::support::server::{MIB, count, sha256};
+use crate::support::server::{MIB, count, sha256, tls};
 
 /// A file of noise, and what its SHA-256 is.
 fn file(proxy: &Proxy, size: u64) -> (String, String) {
@@ -176,4 +176,36 @@ fn refused_pushes_have_a_reason() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("cannot set up TLS with localhost"), "{said}");
+}
+
+/// Accepts TLS as `localhost`, reads, and never answers.
+fn silent(proxy: &Proxy) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let config = tls::server(&proxy.authority.sign("x"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let connection = rustls::ServerConnection::new(config.clone()).unwrap();
+            let mut stream = rustls::StreamOwned::new(connection, stream);
+            let mut some = vec![0; 64 << 10];
+            while let Ok(1..) = stream.read(&mut some) {}
+        }
+    });
+    port
+}
+
+#[test]
+fn silent_server_ends_a_push_after_the_timeout_of_the_answer() {
+    let proxy = Proxy::new();
+    let (file, _) = file(&proxy, 1000);
+    let port = silent(&proxy);
+    let begun = std::time::Instant::now();
+    let output = push(&proxy, &file, port, &["--token=a.b.c", "--retries=1", "--answer-timeout=1500ms"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    let reason = "the upload server localhost received everything but did not answer within 1.5 s: see its log; if it is \
+                  still writing, allow more time with --answer-timeout";
+    let last = said.lines().last().unwrap();
+    assert!(last.contains("ERROR") && last.contains(reason), "{said}");
+    assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
 }
