@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use places::guest::Dice;
-use places::{Loop, run};
+use places::{Loop, Mount, run};
 
 use crate::support::tls::Authority;
 use crate::support::{CLIENT, MIB, Pod, Setup};
@@ -86,13 +86,41 @@ fn a_failed_upload_leaves_no_blocks() {
             client.send(&bytes[..bytes.len() * 3 / 4]).unwrap();
             drop(client);
             pod.wait_for("it has failed", || failures(&pod) > failed);
-            // A device is overwritten by the next upload.
-            pod.wait_for("nothing is left of it", || block || occupied(&pod) <= before);
+            pod.wait_for("nothing is left of it", || occupied(&pod) <= before);
         }
+        // Begun as a resumable one, and given up by its client.
+        let failed = pod.log().matches("Saving stream failed").count();
+        let version = "Upload-Draft-Interop-Version: 8";
+        let half = &whole[..whole.len() / 2];
+        let created = pod.client().request("POST", UPLOAD, &[version, "Upload-Complete: ?0"], half);
+        let path = created.header("location").unwrap_or_else(|| panic!("{created:?}")).to_owned();
+        pod.wait_for("something is written", || occupied(&pod) > before);
+        assert_eq!(pod.client().request("DELETE", &path, &[version], b"").status, 204, "{what}");
+        assert!(pod.log().matches("Saving stream failed").count() > failed, "{what}");
+        assert!(occupied(&pod) <= before, "{what}, given up: {} after {before}", occupied(&pod));
         let answer = pod.client().request("POST", UPLOAD, &[], &whole);
         assert_eq!(answer.status, 200, "{what}: {answer:?}\n{}", pod.log());
         pod.assert_uploaded();
     }
+}
+
+/// Its backing file is in memory, where no holes can be made.
+#[test]
+fn device_without_discard_keeps_a_broken_upload_until_the_next_one() {
+    let mount = Mount::memory("ramfs", 0);
+    let backing = mount.path().join("backing");
+    fs::File::create(&backing).unwrap().set_len(16 * MIB).unwrap();
+    let device = Loop::over(backing, 512, tempfile::tempdir().unwrap());
+    let mut pod = Pod::start(&Setup { device: Some(&device.device), ..Setup::default() });
+    let image = Dice(6).bytes(8 << 20);
+    let mut client = pod.client();
+    client.head("POST", UPLOAD, &[format!("Content-Length: {}", image.len())]).unwrap();
+    client.send(&image[..6 << 20]).unwrap();
+    drop(client);
+    pod.wait_for("it is said", || pod.log().contains("the device cannot discard"));
+    assert_eq!(pod.client().request("POST", UPLOAD, &[], &image).status, 200, "{}", pod.log());
+    pod.assert_uploaded();
+    assert_eq!(fs::read(&device.device).unwrap(), [image, vec![0; 8 << 20]].concat());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::inspect::journal_path;
 use super::lock::{open_target, open_writer, options};
 use super::prepared::Prepared;
+use crate::volume::config::Contract;
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal;
 use crate::volume::plan::Mode;
@@ -14,15 +15,17 @@ use crate::write::sync_folder;
 impl Prepared<'_> {
     /// A permanent failure leaves nothing behind; a resumable import stays.
     pub(super) fn undo(&self, error: &Error, held: &TargetLock) {
-        let worthless = match error.kind() {
-            Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => true,
-            // Where the next try starts from the beginning it needs none of it; zeroing a device would gain nothing.
-            Kind::Connect | Kind::Process => {
-                let restarts = self.input.verify.is_some() || self.input.identity.is_none();
-                restarts && self.facts.mode == Mode::File
-            }
-            Kind::Usage | Kind::NoRoom | Kind::Target | Kind::Stopped => false,
+        // A device of the command line may hold other data behind the image.
+        let contract = self.config.contract == Contract::Environment;
+        let unidentified = self.input.identity.is_none();
+        let (refused, restarts) = match error.kind() {
+            Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => (true, false),
+            // The next try starts from the beginning and needs none of it.
+            Kind::Connect | Kind::Process => (false, self.input.verify.is_some() || unidentified),
+            Kind::Stopped => (false, contract && unidentified),
+            Kind::Usage | Kind::NoRoom | Kind::Target => (false, false),
         };
+        let worthless = refused || restarts && (contract || self.facts.mode != Mode::Block);
         let untouched = held.created && std::fs::metadata(&self.facts.path).is_ok_and(|meta| meta.len() == 0);
         if !worthless && !untouched {
             return;
@@ -35,7 +38,19 @@ impl Prepared<'_> {
         }
         let wiped = match self.facts.mode {
             Mode::File => std::fs::remove_file(&self.facts.path).map_err(|e| e.to_string()),
-            Mode::Block => self.wipe().map_err(|e| crate::volume::error::chain(&e)),
+            // The device is not to pass for a disk.
+            Mode::Block if refused => self.wipe().map_err(|e| crate::volume::error::chain(&e)),
+            // The next upload overwrites it: its blocks are worth a discard, not the time to write zeroes.
+            Mode::Block => match self.discard() {
+                Ok(true) => Ok(()),
+                Ok(false) => {
+                    tracing::info!(
+                        "the device cannot discard: it keeps what was written until it is filled again"
+                    );
+                    return;
+                }
+                Err(error) => Err(crate::volume::error::chain(&error)),
+            },
             Mode::Folder => Ok(()),
         };
         match wiped {
@@ -45,6 +60,11 @@ impl Prepared<'_> {
             }
         }
         drop(sync_folder(&self.facts.path));
+    }
+
+    /// Gives back a device's blocks, if it can.
+    fn discard(&self) -> Result<bool, Error> {
+        Ok(open_target(self.config, self.facts, false)?.discard(self.facts.capacity)?)
     }
 
     /// Makes what was written to a device unreadable as a disk.

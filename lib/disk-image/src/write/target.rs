@@ -141,6 +141,20 @@ impl Target {
         Ok(fs.f_bavail.saturating_mul(unit).saturating_add(meta.blocks().saturating_mul(512)))
     }
 
+    /// Gives back the blocks of the first `len` bytes of a device, whole sectors, which then read as zero. `false`: the device
+    /// could only write zeroes, and is left as it is.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn discard(&self, len: u64) -> Result<bool, Error> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, 0, len)) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV | Errno::PERM) => Ok(false),
+            Err(e) => Err(self.error(e, "discarding what was written to")),
+        }
+    }
+
     /// Size of a block device's sectors in bytes; 512 if unknown.
     pub(super) fn sector(&self) -> u64 {
         rustix::fs::ioctl_blksszget(&self.file).map_or(512, |sector| u64::from(sector.max(1)))
