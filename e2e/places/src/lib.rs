@@ -16,6 +16,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+pub mod forms;
 pub mod guest;
 pub mod sys;
 

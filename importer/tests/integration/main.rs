@@ -26,4 +26,6 @@ mod s3;
 mod space;
 mod support;
 mod targets;
+#[path = "../../../uploadserver/tests/integration/support/mod.rs"]
+mod uploads;
 mod vhds;
