@@ -10,6 +10,7 @@ mod metrics;
 mod pod;
 mod poller;
 mod profiles;
+mod size_detection;
 mod sources;
 
 use std::sync::LazyLock;

@@ -341,6 +341,32 @@ impl Running<'_> {
     }
 }
 
+/// Makes a pod of one container and waits for its first end.
+#[track_caller]
+pub(crate) fn run(cluster: &Cluster, namespace: &str, pod: Value) -> End {
+    let pods = Api::<Pod>::namespaced(cluster.client(), namespace);
+    let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+    cluster.create(&pods, pod).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(count(120, 900));
+    loop {
+        let found = cluster.run(pods.get(&name)).unwrap();
+        let statuses = found.status.clone().and_then(|status| status.container_statuses).unwrap_or_default();
+        if let Some(status) = statuses.first() {
+            let ended = [status.last_state.clone(), status.state.clone()];
+            if let Some(ended) = ended.into_iter().flatten().find_map(|state| state.terminated) {
+                return End {
+                    exit: ended.exit_code,
+                    message: ended.message.unwrap_or_default(),
+                    restarts: status.restart_count,
+                    log: cluster.run(pods.logs(&name, &LogParams::default())).unwrap_or_default(),
+                };
+            }
+        }
+        assert!(Instant::now() < deadline, "{name} does not end: {:?}", found.status);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// A ConfigMap with a CA as users make it, and its name.
 pub(crate) fn authority(cluster: &Cluster, namespace: &str, certificate: &str) -> &'static str {
     let maps = Api::<ConfigMap>::namespaced(cluster.client(), namespace);

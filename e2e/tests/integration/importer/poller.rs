@@ -2,17 +2,13 @@
 //! `InitPollerPodSpec`), with the rights of CDI's ServiceAccount and an image that changes.
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use e2e::peer::registry::{self, Registry};
 use image::layer::{self, Layer, Member};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, LogParams};
 use serde_json::{Value, json};
 
-use crate::importer::pod::{IMAGE, authority, keys};
-use crate::importer::{CLUSTER, count, disks, namespace};
+use crate::importer::pod::{self, IMAGE, authority, keys};
+use crate::importer::{CLUSTER, disks, namespace};
 
 const DESIRED: &str = "cdi.kubevirt.io/storage.import.sourceDesiredDigest";
 const LAST: &str = "cdi.kubevirt.io/storage.import.lastCronTime";
@@ -119,21 +115,8 @@ fn pod(name: &str, namespace: &str, url: &str, certificates: Option<&str>, keys:
 /// Runs a pod to its end: its exit code, termination message and log.
 #[track_caller]
 fn run(namespace: &str, pod: Value) -> (i32, String, String) {
-    let pods = Api::<Pod>::namespaced(CLUSTER.client(), namespace);
-    let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
-    CLUSTER.create(&pods, pod).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(count(120, 900));
-    loop {
-        let found = CLUSTER.run(pods.get(&name)).unwrap();
-        let statuses = found.status.clone().and_then(|status| status.container_statuses).unwrap_or_default();
-        let ended = statuses.first().and_then(|status| status.state.clone()?.terminated);
-        if let Some(ended) = ended {
-            let log = CLUSTER.run(pods.logs(&name, &LogParams::default())).unwrap();
-            return (ended.exit_code, ended.message.unwrap_or_default(), log);
-        }
-        assert!(Instant::now() < deadline, "{name} does not end: {:?}", found.status);
-        thread::sleep(Duration::from_millis(100));
-    }
+    let ended = pod::run(&CLUSTER, namespace, pod);
+    (ended.exit, ended.message, ended.log)
 }
 
 fn annotations(namespace: &str) -> Value {
