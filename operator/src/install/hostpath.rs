@@ -54,6 +54,7 @@ pub struct Pool {
     /// Whether claims with `ReadWriteMany` get volumes although the files are of one node.
     pub read_write_many: bool,
     /// Extents of a disk above which the driver defragments it while its volume is not in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub defragment: Option<NonZeroU64>,
 }
 
