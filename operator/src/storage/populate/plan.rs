@@ -344,7 +344,7 @@ fn delete_pod(worker: &Worker) -> Action {
 }
 
 /// Ends the work on a claim that is being deleted: Kubernetes keeps a claim while a pod uses it, and would delete the pod only
-/// after the claim. Pods that are over do not use it.
+/// after the claim. Pods that are over do not use it, or will not as soon as the kubelet reports their end.
 pub fn abandon<'a>(claim: &Claim, workers: impl IntoIterator<Item = &'a Worker>) -> Vec<Action> {
     if !claim.meta.deleting {
         return Vec::new();
@@ -355,7 +355,8 @@ pub fn abandon<'a>(claim: &Claim, workers: impl IntoIterator<Item = &'a Worker>)
         theirs
             && worker.meta.is_controlled_by(&claim.meta.uid)
             && !worker.meta.deleting
-            && !["Succeeded", "Failed"].contains(&worker.phase.as_str())
+            && worker.phase != "Failed"
+            && !mirror::is_over(worker)
     };
     workers.into_iter().filter(works).map(delete_pod).collect()
 }
@@ -397,6 +398,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::storage::seen::worker::{Ended, State};
 
     fn worker(name: &str, owner: &str, claim: &str, phase: &str) -> Worker {
         Worker::from(&json!({
@@ -415,10 +417,13 @@ mod tests {
                 "metadata": {"name": "disk", "namespace": "n", "uid": "c", "deletionTimestamp": deleted},
             }))
         };
+        let ended = State::Ended(Ended { status: 0, reason: "Completed".to_owned(), message: String::new() });
         let workers = [
             worker("works", "c", "disk", "Running"),
             worker("starts", "c", "disk", "Pending"),
             worker("over", "c", "disk", "Succeeded"),
+            worker("failed", "c", "disk", "Failed"),
+            Worker { state: ended, ..worker("ended", "c", "disk", "Running") },
             worker("of-another", "x", "disk", "Running"),
             worker("reads-another", "c", "source", "Running"),
         ];
