@@ -52,10 +52,13 @@ fn many_data_volumes_at_once_are_imported_with_few_writes_each() {
         median(made),
         median(ended),
     );
+    if let Some(most) = writes.iter().max_by_key(|writes| writes.len()) {
+        println!("most writes: {most:#?}");
+    }
     for (name, writes) in names.iter().zip(&writes) {
-        // A driver that takes seconds is reported, and so is progress where the machine is slow.
+        // A driver that takes seconds is reported, and so is progress where the machine is slow: one write each.
         let waited = space.events(name).iter().any(|(reason, _)| reason.starts_with("Provisioning"));
-        let most = WRITES + if waited { 2 } else { 0 } + if soak { 0 } else { 2 };
+        let most = WRITES + if waited { 1 } else { 0 };
         println!("{name}: {} writes, waited for the driver: {waited}", writes.len());
         assert!(!writes.is_empty() && writes.len() <= most, "{name}, waited: {waited}: {writes:#?}");
     }

@@ -1,5 +1,6 @@
 //! Claims that are filled: the next step of each, and its worker.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +61,13 @@ fn is_over(target: &Claim) -> bool {
 impl Controller {
     /// A claim that may have to be filled.
     pub(super) async fn claim(&self, key: &Key) -> Result<Outcome> {
-        let Some(target) = self.caches.claims.get(key) else { return Ok(Outcome::Done) };
+        let Some(target) = self.caches.claims.get(key) else {
+            self.waits().remove(key);
+            return Ok(Outcome::Done);
+        };
+        if target.phase != Phase::Pending {
+            self.waits().remove(key);
+        }
         if target.meta.deleting {
             self.abandon(&target).await?;
         }
@@ -203,7 +210,26 @@ impl Controller {
             },
             None => return Ok(Outcome::After(SOON)),
         };
-        self.troubled(target, &trouble).await
+        self.waiting(target, trouble).await
+    }
+
+    /// Reports what a claim without a volume waits for: on its DataVolume, or else on the claim.
+    async fn waiting(&self, target: &Claim, trouble: Obstacle) -> Result<Outcome> {
+        let of_volume = target.meta.controller().is_some_and(|owner| owner.kind == "DataVolume");
+        // A claim that reports something goes on to do so.
+        if !of_volume || target.meta.annotation(names::RUNNING).is_some() {
+            return self.troubled(target, &trouble).await;
+        }
+        let key = Key::new(&target.meta.namespace, &target.meta.name);
+        let known = self.waits().insert(key.clone(), trouble.clone());
+        if known.as_ref() != Some(&trouble) {
+            self.queue.add(Item::Volume(key));
+        }
+        Ok(Outcome::After(RETRY))
+    }
+
+    pub(super) fn waits(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Obstacle>> {
+        self.waits.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The trouble of a claim for which no node has room, as far as its driver reports the nodes' room: provisioners then

@@ -16,6 +16,7 @@ mod polls;
 mod progress;
 mod volumes;
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,6 +31,7 @@ use crate::health::Health;
 use super::apply::Applier;
 use super::class::Classes;
 use super::cron::seen::{CRON, Cron};
+use super::datavolume::Obstacle;
 use super::profile::{Overrides, Profile, SnapshotClass};
 use super::resources::{
     CDIS, CLAIMS, CLASSES, CONFIGS, CRONS, DATA_SOURCES, DATA_VOLUMES, DRIVERS, PODS, PROFILES,
@@ -105,6 +107,8 @@ struct Controller {
     signers: Arc<Signers>,
     setup: Setup,
     progress: Progress,
+    /// What claims of DataVolumes wait for until they have volumes: their DataVolumes report it, without a write to the claim.
+    waits: Mutex<HashMap<Key, Obstacle>>,
     problems: Problems,
     /// When events were read last.
     events_read: Mutex<Option<Instant>>,
@@ -180,6 +184,7 @@ async fn control(
         signers,
         setup,
         progress: Progress::default(),
+        waits: Mutex::default(),
         problems: Problems::default(),
         events_read: Mutex::default(),
         single_node: AtomicBool::new(false),

@@ -13,6 +13,7 @@ use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::token::{self, Target};
 use crate::storage::datavolume::phase::Work;
 use crate::storage::datavolume::{self, Obstacle, claim::ClusterStorage};
+use crate::storage::populate::plan as filling;
 use crate::storage::profile::Profile;
 use crate::storage::resources::DATA_VOLUMES;
 use crate::storage::seen::{Claim, DataVolume};
@@ -148,7 +149,14 @@ impl Controller {
             claim.meta.annotations.extend(progress.map(|progress| (names::PROGRESS.to_owned(), progress)));
             claim
         });
-        let claim = shown.as_ref().or(claim);
+        let mut shown = shown.or_else(|| claim.cloned());
+        let waits = self.waits().get(&key).cloned();
+        if let (Some(claim), Some(wait)) = (&mut shown, waits)
+            && claim.meta.annotation(names::RUNNING).is_none()
+        {
+            claim.meta.annotations.extend(filling::waiting(&wait));
+        }
+        let claim = shown.as_ref();
         loop {
             let now = time::text(time::now());
             let report = datavolume::status::report(&volume, claim, facts, trouble, &now);

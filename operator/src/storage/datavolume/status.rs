@@ -12,6 +12,8 @@ use crate::storage::seen::{Claim, Condition, DataVolume};
 
 /// Reason while the claim waits for its first consumer: nothing is wrong, so it is no event.
 const CONSUMER: &str = "WaitForFirstConsumer";
+/// Reasons while the claim has no volume.
+const PROVISIONING: [&str; 2] = ["Provisioning", "ProvisioningFailed"];
 /// Reasons of workers without a fault: one that ended well, and one that runs beside it.
 const FAULTLESS: [&str; 2] = ["Completed", "Pod is running"];
 
@@ -70,7 +72,7 @@ pub fn report(
     let succeeded = phase == "Succeeded";
     let bound = bound(claim, trouble);
     let running = running(claim, facts, succeeded, trouble);
-    if phase == before.phase && is_chosen(before, &running) {
+    if phase == before.phase && is_awaited(before, &bound, &running) {
         // The worker's first report replaces the reason; a status without one would be a write for nothing.
         return Report { status: before.clone(), events: Vec::new() };
     }
@@ -107,9 +109,12 @@ fn is_settling(claim: Option<&Claim>, facts: Facts) -> bool {
         })
 }
 
-/// Whether the claim has just got its first consumer, and its worker has not reported yet.
-fn is_chosen(before: &Status, running: &Condition) -> bool {
-    let waited = before.condition("Running").is_some_and(|old| old.reason == CONSUMER);
+/// Whether the claim has just got its first consumer or its volume, and its worker has not reported yet; or what it waits for
+/// is not known again since the operator was restarted.
+fn is_awaited(before: &Status, bound: &Condition, running: &Condition) -> bool {
+    let reason = before.condition("Running").map_or("", |old| &old.reason);
+    let same = before.condition("Bound").is_some_and(|old| old.status == bound.status);
+    let waited = reason == CONSUMER || (same && PROVISIONING.contains(&reason));
     waited && running.status == "Unknown" && running.reason.is_empty()
 }
 
@@ -282,4 +287,41 @@ fn condition_events(
         events.push(Event::warning(about(), reason, running.message.clone()));
     }
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_the_driver_is_reported_until_the_worker_reports() {
+        let volume = DataVolume::from(&json!({
+            "metadata": {"name": "disk", "namespace": "n", "uid": "u"},
+            "spec": {"source": {"http": {"url": "http://a"}}},
+            "status": {"phase": "Pending", "claimName": "disk", "progress": "N/A", "conditions": [
+                {"type": "Ready", "status": "False"},
+                {"type": "Bound", "status": "False", "reason": "Pending", "message": "PVC disk Pending"},
+                {"type": "Running", "status": "False", "reason": "Provisioning", "message": "no driver"},
+            ]},
+        }));
+        let claim = |annotations: &Value, phase: &str| {
+            Claim::from(&json!({
+                "metadata": {"name": "disk", "namespace": "n", "annotations": annotations},
+                "spec": {"volumeName": "v"}, "status": {"phase": phase},
+            }))
+        };
+        let facts = Facts { populated: true, ..Facts::default() };
+        let running = |claim: &Claim| {
+            let report = report(&volume, Some(claim), facts, None, "now");
+            let running = report.status.condition("Running").unwrap();
+            (report.differs(&volume), running.reason.clone())
+        };
+        // The operator was restarted, or the worker is just starting.
+        assert_eq!(running(&claim(&json!({}), "Pending")), (false, "Provisioning".to_owned()));
+        let wait = json!({names::RUNNING: "false", names::RUNNING_REASON: "ProvisioningFailed"});
+        assert_eq!(running(&claim(&wait, "Pending")), (true, "ProvisioningFailed".to_owned()));
+        let works = json!({names::RUNNING: "true", names::RUNNING_REASON: "Pod is running"});
+        assert_eq!(running(&claim(&works, "Pending")), (true, "Pod is running".to_owned()));
+        assert_eq!(running(&claim(&json!({}), "Bound")), (true, String::new()));
+    }
 }

@@ -369,18 +369,22 @@ fn release(o: &Observed<'_>, written: &Claim) -> Option<Action> {
     })
 }
 
-/// Annotations that report a trouble on the claim, if they differ from those it has.
-pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
-    let trouble = trouble?;
-    let wanted = [
+/// The annotations of a claim with a trouble.
+pub fn waiting(trouble: &Obstacle) -> [(String, String); 3] {
+    [
         (names::RUNNING, "false"),
         (names::RUNNING_REASON, trouble.reason),
         (names::RUNNING_MESSAGE, trouble.message.as_str()),
-    ];
-    let changes: Changes = wanted
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+}
+
+/// Annotations that report a trouble on the claim, if they differ from those it has.
+pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
+    let changes: Changes = waiting(trouble?)
         .into_iter()
         .filter(|(name, value)| !target.meta.says(name, value))
-        .map(|(name, value)| (name.to_owned(), Some(value.to_owned())))
+        .map(|(name, value)| (name, Some(value)))
         .collect();
     (!changes.is_empty()).then(|| annotate(target, changes, BTreeMap::new()))
 }
