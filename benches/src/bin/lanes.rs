@@ -9,7 +9,7 @@
 //! lane 2: other groups ──► groups with a cluster, shortest first               ┴─► groups that run alone
 //! ```
 //!
-//! Two groups share the processors, so a test that waits for something may fail beside another one only. The last step runs
+//! Two groups share the processors, so a test that waits for something may fail for the other one. The last step runs
 //! up to five failed tests again, each group alone: that run decides, and the summary names the tests that needed it. A
 //! program that crashed, or more failures, are not run again.
 //!
@@ -360,14 +360,14 @@ mod tests {
     #[test]
     fn failed_tests_are_those_of_the_last_list() {
         let text = "running 2 tests\ntest a::b ... FAILED\ntest c ... ok\n\nfailures:\n\n---- a::b stdout ----\n\
-                    said\nfailures:\n    c\n\n\nfailures:\n    a::b\n    d\n\ntest result: FAILED. 1 passed\n";
+                    printed\nfailures:\n    c\n\n\nfailures:\n    a::b\n    d\n\ntest result: FAILED. 1 passed\n";
         assert_eq!(failures(text), ["a::b", "d"]);
         assert_eq!(failures("running 2 tests\nkilled"), Vec::<String>::new());
     }
 
     /// Stands in for a test program whose first run fails.
     #[test]
-    fn a_test_that_fails_beside_others_is_decided_by_a_run_of_its_own() {
+    fn a_failed_test_is_decided_by_a_run_of_its_own() {
         let folder = tempfile::tempdir().unwrap();
         let group = |name: &str, script: &str| {
             let executable = folder.path().join(name);
