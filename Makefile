@@ -1,7 +1,7 @@
 # Every target does its own set-up; on a fresh Debian 12 with Rust on it, `make demo` or `make test` is enough.
 #
 #   build       the programs, optimised            test        what CI runs: formatting, lints, licences, tests
-#   install     those for people and one machine   PREFIX      where to, /usr/local
+#   install     all of them                        PREFIX      where to, /usr/local
 #   demo        an image, and guests from YAML     soak        the same tests with the full counts
 #   deps        Debian packages                    bench       speed and memory against the named peers
 #   check       lints and unit tests of what differs from main (BASE=REV: from there), for daily work
@@ -78,8 +78,9 @@ build: programs server cni
 
 # kubectl finds `kubectl virt` by the program's name.
 PREFIX ?= /usr/local
-INSTALLED := $(addprefix $(CARGO_TARGET_DIR)/release/,kubectl-virt importer operator uploadproxy uploadserver hpp-csi virt-node virt-launcher) \
-	$(CARGO_TARGET_DIR)/$(TRIPLE)/release/cni
+INSTALLED := $(addprefix $(CARGO_TARGET_DIR)/release/,kubectl-virt importer cdi-source-update-poller operator uploadproxy uploadserver \
+	clone-source hpp-csi macpool virt-node virt-launcher virt-agent) \
+	$(addprefix $(CARGO_TARGET_DIR)/$(TRIPLE)/release/,cni cdi-containerimage-server container-disk)
 
 install: build
 	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(INSTALLED)
