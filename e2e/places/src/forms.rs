@@ -27,7 +27,7 @@ pub enum Made {
     Alone(fn(&Path)),
 }
 
-/// What becomes of an image.
+/// The verdict on an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The disk that qemu-img reads.
@@ -53,7 +53,7 @@ pub struct Form {
     pub moves: bool,
     /// qemu-img reads back what it made for a disk of no length.
     pub empty: bool,
-    /// What becomes of it.
+    /// The verdict on it.
     pub verdict: Verdict,
 }
 
@@ -227,7 +227,7 @@ pub struct Image {
 /// the file `noise`.
 ///
 /// # Panics
-/// qemu-img does something else than the table says.
+/// qemu-img deviates from the table.
 pub fn make(form: &Form, content: Content, folder: &Path, noise: &Path) -> Option<Image> {
     if let Made::Alone(make) = form.made {
         make(folder);
