@@ -47,7 +47,7 @@ const AGAIN: usize = 5;
     after_help = "Examples:\n  lanes             all\n  lanes hpp-csi/    those of one package\n  lanes e2e/storage one module"
 )]
 struct Arguments {
-    /// Only groups whose name, FOLDER/MODULE or FOLDER/TARGET, contains this
+    /// Only groups with this in their name, FOLDER/MODULE or FOLDER/TARGET
     #[arg(default_value = "")]
     word: String,
     /// One group at a time, each test once
