@@ -154,6 +154,8 @@ fn options() -> Options {
     options.alias_limits = aliases;
     options.duplicate_keys = DuplicateKeyPolicy::Error;
     options.with_snippet = false;
+    // As kubectl reads them: `mode: 0400` is 256.
+    options.legacy_octal_numbers = true;
     options
 }
 
@@ -206,6 +208,12 @@ mod tests {
         assert_eq!(found[0].value["data"], json!({"x": "1"}));
         let map: ConfigMap = found[0].read().unwrap();
         assert_eq!(map.data["x"], "1");
+    }
+
+    #[test]
+    fn numbers_with_a_leading_zero_are_octal() {
+        let text = "{kind: A, apiVersion: v1, a: [0400, 0o400, 0, 256, -010, 0.5, '0400', 0x10, 010-a]}";
+        assert_eq!(read(text)[0].value["a"], json!([256, 256, 0, 256, -8, 0.5, "0400", 16, "010-a"]));
     }
 
     #[test]

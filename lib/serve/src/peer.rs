@@ -1,7 +1,6 @@
 //! Connections to upload servers and proxies: an address, then TLS. Not here: requests ([`crate::push`]), and the
 //! trusted authorities and the own certificate, which a program's configuration of TLS holds.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -62,13 +61,16 @@ pub fn roots(pem: &[u8]) -> Result<RootCertStore> {
     }
 }
 
-/// Connects to an address, or to a host and port.
+/// Connects to a port of a host, given by name or address.
 ///
 /// # Errors
 /// [`Kind::Unreachable`].
-pub async fn dial(address: impl ToSocketAddrs + Debug + Clone) -> Result<TcpStream> {
-    let failed = || format!("cannot connect to {address:?}");
-    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address.clone())).await {
+pub async fn dial(host: &str, port: u16) -> Result<TcpStream> {
+    let failed = || match host.contains(':') {
+        true => format!("cannot connect to [{host}]:{port}"),
+        false => format!("cannot connect to {host}:{port}"),
+    };
+    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port))).await {
         Ok(Ok(stream)) => {
             crate::server::tune(&stream);
             Ok(stream)
@@ -88,7 +90,7 @@ pub async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream> {
     loop {
         let mut last = None;
         for port in ports {
-            match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
+            match tokio::time::timeout(NEXT_PORT, dial(host, port)).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => last = Some(error),
                 Err(_) => {}

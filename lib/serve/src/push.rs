@@ -323,7 +323,7 @@ impl<T: Tokens> Site<T> {
     /// Sends a request over a connection of its own.
     async fn send(&self, request: Request<Either<Made, Empty<Bytes>>>) -> Result<Answer> {
         let name = self.host.trim_start_matches('[').trim_end_matches(']');
-        let stream = peer::dial((name, self.port)).await.map_err(failed)?;
+        let stream = peer::dial(name, self.port).await.map_err(failed)?;
         let stream = peer::secure(stream, name, Arc::clone(&self.tls)).await.map_err(failed)?;
         let broke = |e| Error::with(Kind::Unreachable, "the connection to the upload proxy broke", e);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(broke)?;

@@ -70,7 +70,7 @@ pub(crate) async fn send(
 async fn connect(to: &Receiver, tls: &Arc<ClientConfig>) -> Result<Stream> {
     let host = to.host.as_str();
     let stream = match to.port {
-        Some(port) => dial((host, port)).await?,
+        Some(port) => dial(host, port).await?,
         None => dial_first(host, PORTS).await?,
     };
     Ok(secure(stream, host, tls.clone()).await?)

@@ -92,7 +92,7 @@ impl Own {
     pub(crate) async fn connect(&self, host: &str, tls: Arc<ClientConfig>) -> Result<Stream> {
         let known = self.hosts.as_deref().map(|file| known(file, host)).transpose()?.flatten();
         if let Some(address) = known {
-            return Ok(secure(dial(address).await?, host, tls).await?);
+            return Ok(secure(dial(&address.ip().to_string(), address.port()).await?, host, tls).await?);
         }
         Ok(secure(dial_first(host, PORTS).await?, host, tls).await?)
     }

@@ -51,7 +51,7 @@ pub(super) async fn connect(
     let tls = Arc::new(tls);
     let connector = tower::service_fn(move |_| {
         let (address, tls) = (address.clone(), Arc::clone(&tls));
-        async move { peer::secure(peer::dial((address, METADATA_PORT)).await?, NAME, tls).await }
+        async move { peer::secure(peer::dial(&address, METADATA_PORT).await?, NAME, tls).await }
     });
     let channel = Endpoint::from_static("http://virt-handler").connect_with_connector(connector).await;
     Ok(SnapshotMetadataClient::new(channel.map_err(|error| unavailable(&::error::chain(&error)))?))
