@@ -118,8 +118,7 @@ impl Controller {
             Kind::DataVolume,
             Kind::PersistentVolumeClaim,
         ];
-        let all = kinds.iter().flat_map(|kind| self.store.keys(*kind));
-        all.filter_map(|key| self.stored(&key)).collect()
+        kinds.into_iter().flat_map(|kind| self.store.values(kind)).cloned().collect()
     }
 
     fn get(&self, target: &Target) -> Result<Answer, Refused> {

@@ -10,18 +10,14 @@ use crate::protocol::{Answer, GuestRow, VolumeRow};
 
 /// The lines, sorted by namespace and name; machines come before runs that belong to none.
 pub(super) fn rows(store: &Store) -> Answer {
-    let mut guests: Vec<GuestRow> = values(store, Kind::VirtualMachine)
-        .map(|machine| guest(machine, "/status/printableStatus"))
-        .collect();
-    let alone = values(store, Kind::VirtualMachineInstance)
+    let mut guests: Vec<GuestRow> =
+        store.values(Kind::VirtualMachine).map(|machine| guest(machine, "/status/printableStatus")).collect();
+    let alone = store
+        .values(Kind::VirtualMachineInstance)
         .filter(|run| run.pointer("/metadata/ownerReferences").is_none());
     guests.extend(alone.map(|run| guest(run, "/status/phase")));
-    let volumes = values(store, Kind::PersistentVolumeClaim).map(|claim| volume(store, claim)).collect();
+    let volumes = store.values(Kind::PersistentVolumeClaim).map(|claim| volume(store, claim)).collect();
     Answer::Rows { guests, volumes }
-}
-
-fn values(store: &Store, kind: Kind) -> impl Iterator<Item = &Value> {
-    store.keys(kind).into_iter().filter_map(|key| store.value(&key))
 }
 
 fn text(object: &Value, path: &str) -> String {

@@ -117,13 +117,13 @@ impl Store {
         self.folder.join(key.kind.name()).join(&key.namespace).join(&key.name)
     }
 
-    /// The keys of all objects of a kind.
-    pub(super) fn keys(&self, kind: Kind) -> Vec<Key> {
-        self.of_kind(kind).map(|(key, _)| key.clone()).collect()
-    }
-
     fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&Key, &Entry)> {
         self.objects.range(Key::new(kind, "", "")..).take_while(move |(key, _)| key.kind == kind)
+    }
+
+    /// All objects of a kind as they are written, by namespace and name.
+    pub(super) fn values(&self, kind: Kind) -> impl Iterator<Item = &Value> {
+        self.of_kind(kind).map(|(_, entry)| &entry.value)
     }
 
     /// An object as it is written.
