@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::fs;
 use std::future::Future;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -210,6 +210,24 @@ impl Cluster {
             .and_then(|_| self.run(node_ready(&self.client, &name, Instant::now() + READY)));
         let second = Second { place, supervisor };
         started.map(|()| second)
+    }
+
+    /// The events of the API server's audit log so far, in no order of time.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn audit(&self) -> Result<impl Iterator<Item = Value>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(self.place.folder())? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with("audit") && name.ends_with(".log") {
+                files.push(fs::File::open(path)?);
+            }
+        }
+        let lines = files.into_iter().flat_map(|file| BufReader::new(file).lines().map_while(Result::ok));
+        // The last line may be half written.
+        Ok(lines.filter_map(|line| serde_json::from_str(&line).ok()))
     }
 
     /// Lets it stay after this process, until [`stop_kept`].

@@ -9,7 +9,7 @@
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
 //! - [`platform`]: everything that `operator manifests` prints, installed and available.
 //! - [`grants`]: what the platform's accounts may do, beside what they did.
-//! - [`leftovers`]: changes to the machine that a cluster might leave.
+//! - [`leftovers`]: changes to the machine that a cluster might leave; `remains`: those to a node that its pods might.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.
 
@@ -22,6 +22,7 @@ pub mod pki;
 pub mod place;
 pub mod platform;
 pub mod programs;
+mod remains;
 pub mod storage;
 pub mod supervisor;
 pub mod volume;

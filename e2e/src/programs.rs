@@ -67,6 +67,14 @@ pub fn image() -> Result<PathBuf> {
     image.context("FERROVIRT_IMAGE names no file: `make image` builds it, make sets it")
 }
 
+/// Whether the product's image is optimised. One for tests has several times more code, which is resident.
+///
+/// # Errors
+/// When it is not built.
+pub fn released() -> Result<bool> {
+    Ok(!image()?.display().to_string().contains("-debug"))
+}
+
 /// The image that VMs run in, an archive.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ const SHOWN: [&[&str]; 9] = [
 ];
 
 /// The time limit that a test asserts for a bar of an acceptance table: the bar with FERROVIRT_SOAK=1, which runs one program
-/// at a time; else ten times the bar, because `make test` runs two programs at a time.
+/// at a time; else ten times the bar, because `make test` runs several programs at a time.
 pub fn bar(full: Duration) -> Duration {
     if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { full * 10 }
 }

@@ -2,7 +2,6 @@
 //! `portmap` after them. Many pods come and go at once, and the node is as it was.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
@@ -21,32 +20,6 @@ const PODS: usize = 50;
 const WITH_A_PORT: usize = 5;
 const FIRST_PORT: usize = 31_000;
 const TIMEOUT: Duration = Duration::from_secs(240);
-
-/// Changes to the node's network that pods may leave, as lines.
-fn node(cluster: &Cluster) -> BTreeSet<String> {
-    let shown = |program: &str, arguments: &[&str]| {
-        let run = cluster.on_node(program).unwrap().args(arguments).output().unwrap();
-        assert!(run.status.success(), "{run:?}");
-        String::from_utf8(run.stdout).unwrap()
-    };
-    let mut lines = BTreeSet::new();
-    let mut add = |kind: &str, text: &str| lines.extend(text.lines().map(|line| format!("{kind}: {line}")));
-    let links: Vec<Value> = serde_json::from_str(&shown("ip", &["-json", "link"])).unwrap();
-    for link in links {
-        add("link", &format!("{} {}", link["ifname"], link["master"]));
-    }
-    // A bridge without ports carries nothing.
-    add("route", &shown("ip", &["route", "show", "table", "all"]).replace(" linkdown", ""));
-    // Without counters.
-    add("rule", &shown("nft", &["--stateless", "list", "ruleset"]));
-    add("namespace", &shown("ip", &["netns"]));
-    for folder in ["networks/pods", "results"] {
-        for entry in fs::read_dir(cluster.place().path("var-lib/cni").join(folder)).unwrap() {
-            add(folder, &entry.unwrap().file_name().to_string_lossy());
-        }
-    }
-    lines
-}
 
 /// A web server that greets the host when it starts, by its own name.
 fn pod(index: usize, host: SocketAddr) -> Value {
@@ -170,7 +143,7 @@ fn many_pods_at_once_leave_nothing() {
     assert!(said.iter().all(|(from, _)| *from == IpAddr::from(place.node_address())), "{said:?}");
     let names: BTreeSet<&String> = said.iter().map(|(_, name)| name).collect();
     assert_eq!(names.len(), PODS, "{said:?}");
-    assert!(node(&cluster).len() > before.len() + 3 * PODS, "{:#?}", node(&cluster));
+    assert!(cluster.network().unwrap().len() > before.len() + 3 * PODS, "{:#?}", cluster.network().unwrap());
 
     let begun = Instant::now();
     delete(&cluster);
@@ -183,7 +156,7 @@ fn settled(cluster: &Cluster, before: Option<&BTreeSet<String>>) -> BTreeSet<Str
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut last = BTreeSet::new();
     loop {
-        let now = node(cluster);
+        let now = cluster.network().unwrap();
         if before.map_or(now == last, |before| now == *before) {
             return now;
         }

@@ -2,16 +2,16 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use guests::telling;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::platform::machines::claim;
-use crate::platform::place::{INSTANCES, MACHINES, PLACE, TIMEOUT};
+use crate::platform::machines::{claim, page};
+use crate::platform::place::{INSTANCES, MACHINES, PLACE, SERVICES, TIMEOUT};
 use crate::platform::streams::Streams;
 
 const NAMESPACE: &str = "client";
@@ -97,18 +97,6 @@ fn status(wanted: &str) {
     PLACE.until_status(NAMESPACE, "vm", wanted);
 }
 
-/// Asks for the guest's page at a local port.
-fn page(port: u16) -> String {
-    PLACE.until(NAMESPACE, "the guest's page", || {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        answer.contains(telling::PAGE).then_some(answer)
-    })
-}
-
 /// Creates the VM by a manifest of the client, with the default disk of its volume and the default network.
 fn create() {
     let words = [
@@ -142,11 +130,41 @@ fn forwards() {
     let told = until_read(forward.0.stderr.take().unwrap(), "127.0.0.1:");
     let port = told.split("127.0.0.1:").nth(1).unwrap();
     let port: String = port.chars().take_while(char::is_ascii_digit).collect();
-    page(port.parse().unwrap());
+    let address: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
+    PLACE.until(NAMESPACE, "the guest's page through the forward", || page(address));
     drop(forward);
     let mut stdio = spawn(&["port-forward", "--stdio=true", "vmi/vm", "80"]);
     stdio.0.stdin.as_mut().unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     until_read(stdio.0.stdout.take().unwrap(), telling::PAGE);
+}
+
+/// A Service reaches the guest, and rules at the pod's interface on the node, as an enforcer of NetworkPolicies sets them,
+/// hold for it.
+fn service() {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "page"},
+        "spec": {"selector": {"vm.kubevirt.io/name": "vm"}, "ports": [{"port": 8000, "targetPort": 80}]},
+    });
+    PLACE.create(SERVICES, NAMESPACE, &service);
+    let found = PLACE.find(SERVICES, NAMESPACE, "page").unwrap();
+    let address: SocketAddr =
+        format!("{}:8000", found["spec"]["clusterIP"].as_str().unwrap()).parse().unwrap();
+    PLACE.until(NAMESPACE, "the guest's page through the Service", || page(address));
+    let pod = PLACE.find(INSTANCES, NAMESPACE, "vm").unwrap()["status"]["interfaces"][0]["ipAddress"].clone();
+    let pod = pod.as_str().unwrap();
+    let direct: SocketAddr = format!("{pod}:80").parse().unwrap();
+    let nft = |rule: &str| {
+        let run = PLACE.cluster.on_node("nft").unwrap().arg(rule).output().unwrap();
+        assert!(run.status.success(), "{rule}: {}", String::from_utf8_lossy(&run.stderr));
+    };
+    let chain = "{ type filter hook forward priority 0; policy accept;";
+    nft(&format!("table ip e2e-policy {{ chain forward {chain} ip daddr {pod} tcp dport != 80 drop; }}; }}"));
+    assert!(page(direct).is_some() && page(address).is_some(), "a port that is allowed");
+    nft(&format!("add rule ip e2e-policy forward ip daddr {pod} tcp dport 80 drop"));
+    assert!(page(direct).is_none() && page(address).is_none(), "a port that is denied");
+    nft("delete table ip e2e-policy");
+    assert!(page(direct).is_some() && page(address).is_some());
+    PLACE.delete(SERVICES, NAMESPACE, "page");
 }
 
 /// The screen: the port, and the handshake of VNC.
@@ -186,6 +204,7 @@ fn verbs_of_the_client_work_with_virtctls_flags_and_exit_codes() {
     status("Running");
     refused(&["start", "vm"], 1, "VM is already running");
     forwards();
+    service();
     screen();
     for verb in ["guestosinfo", "userlist", "fslist"] {
         refused(&[verb, "vm"], 1, "VMI does not have guest agent connected");

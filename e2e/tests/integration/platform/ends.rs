@@ -4,11 +4,9 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
-use serde_json::Value;
-
 use crate::platform::console::Console;
 use crate::platform::machines::{create, mac, until_answers};
-use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 use crate::platform::streams::Streams;
 
 /// The states of one object as kubectl shows them, a line each.
@@ -20,8 +18,18 @@ struct History {
 impl History {
     /// From now on; `shown` is kubectl's JSON path.
     fn of(namespace: &str, kind: &str, name: &str, shown: &str) -> Self {
+        Self::with(namespace, kind, &format!("metadata.name={name}"), shown)
+    }
+
+    /// Reasons of the events about all objects of this kind and name.
+    fn events(namespace: &str, kind: &str, name: &str) -> Self {
+        let about = format!("involvedObject.kind={kind},involvedObject.name={name}");
+        Self::with(namespace, "events", &about, "{.involvedObject.uid} {.reason}")
+    }
+
+    fn with(namespace: &str, kind: &str, fields: &str, shown: &str) -> Self {
         let output = format!("jsonpath={shown}{{\"\\n\"}}");
-        let field = format!("--field-selector=metadata.name={name}");
+        let field = format!("--field-selector={fields}");
         let mut kubectl = PLACE.cluster.kubectl();
         kubectl.args(["-n", namespace, "get", kind, &field, "--watch", "-o", &output]);
         let mut kubectl = kubectl.stdout(Stdio::piped()).spawn().unwrap();
@@ -88,15 +96,27 @@ fn runs_of(states: &[String]) -> usize {
     states.iter().filter(|state| *state == "Running").count()
 }
 
-/// Checks that there are events of these reasons about objects of a kind.
+/// Checks that the events about an object, `UID REASON`, have these reasons in this order, others between them allowed.
 #[track_caller]
-fn check_events(namespace: &str, kind: &str, name: &str, reasons: &[&str]) {
-    let events = PLACE.list(EVENTS, namespace);
-    let about =
-        |event: &&Value| event["involvedObject"]["kind"] == kind && event["involvedObject"]["name"] == name;
-    let found: Vec<&str> = events.iter().filter(about).filter_map(|event| event["reason"].as_str()).collect();
+fn check_events(events: &[String], uid: &str, reasons: &[&str]) {
+    let about: Vec<&str> =
+        events.iter().filter_map(|line| line.strip_prefix(uid)?.strip_prefix(' ')).collect();
+    let mut rest = about.iter();
     for reason in reasons {
-        assert!(found.contains(reason), "{kind} {name}: {reason} is not in {found:?}");
+        assert!(
+            rest.any(|found| found == reason),
+            "{reason} is missing or not in its place in {about:?}: {reasons:?}"
+        );
+    }
+}
+
+/// Checks the condition Ready of a VM beside its states, `PRINTABLE READY`.
+#[track_caller]
+fn check_ready(states: &[String]) {
+    let ready = |state: &&String| state.ends_with(" True");
+    assert!(states.iter().any(|state| state == "Running True"), "{states:?}");
+    for state in states.iter().filter(ready) {
+        assert!(["Running True", "Stopping True"].contains(&state.as_str()), "{state}: {states:?}");
     }
 }
 
@@ -152,7 +172,11 @@ fn strategy_decides_what_follows_the_end_of_a_guest() {
     {
         let name = strategy.to_lowercase();
         let states = History::of(namespace, "vm", &name, "{.status.printableStatus}");
+        let ready = "{.status.printableStatus} {.status.conditions[?(@.type==\"Ready\")].status}";
+        let ready = History::of(namespace, "vm", &name, ready);
         let phases = History::of(namespace, "vmi", &name, "{.metadata.uid} {.status.phase}");
+        let of_machine = History::events(namespace, "VirtualMachine", &name);
+        let of_instances = History::events(namespace, "VirtualMachineInstance", &name);
         let _volume = create(namespace, &name, strategy, 0);
         if strategy == "Manual" {
             until_stopped(namespace, &name);
@@ -192,15 +216,22 @@ fn strategy_decides_what_follows_the_end_of_a_guest() {
             },
         );
         assert!(Console::open(&PLACE, namespace, &name).is_err());
-        let (states, ends) = (states.end(), ends_of(&phases.end()));
+        let (states, phases) = (states.end(), phases.end());
+        let ends = ends_of(&phases);
         println!("{strategy}: {states:?}, ends of instances {ends:?}");
         // Created, after the shutdown, after the crash, after the restart.
         assert_eq!(runs_of(&states), 4, "{states:?}");
         assert_eq!(ends.len(), 4, "{ends:?}");
         assert_eq!((ends[0].as_str(), ends[1].as_str()), ("Succeeded", "Failed"), "{ends:?}");
-        check_events(namespace, "VirtualMachine", &name, &["SuccessfulCreate", "SuccessfulDelete"]);
-        let reasons = ["SuccessfulCreate", "Created", "Started", "ShuttingDown"];
-        check_events(namespace, "VirtualMachineInstance", &name, &reasons);
+        check_ready(&ready.end());
+        let uid = PLACE.find(MACHINES, namespace, &name).unwrap()["metadata"]["uid"].clone();
+        check_events(&of_machine.end(), uid.as_str().unwrap(), &["SuccessfulCreate", "SuccessfulDelete"]);
+        let mut uids: Vec<&str> = phases.iter().filter_map(|line| line.split(' ').next()).collect();
+        uids.dedup();
+        let events = of_instances.end();
+        for (uid, last) in uids.iter().zip(["Stopped", "Stopped", "ShuttingDown", "ShuttingDown"]) {
+            check_events(&events, uid, &["SuccessfulCreate", "Created", "Started", last]);
+        }
         PLACE.delete(MACHINES, namespace, &name);
     }
     PLACE.until(namespace, "the VMs are gone", || PLACE.list(MACHINES, namespace).is_empty().then_some(()));
@@ -219,6 +250,18 @@ fn machine_that_runs_once_is_not_started_again() {
     refused(namespace, "vm", "start", "Once does not support manual start requests");
     refused(namespace, "vm", "restart", "Once does not support manual restart requests");
     PLACE.delete(MACHINES, namespace, "vm");
+    let _crashed = create(namespace, "crashed", "Once", 0);
+    until_answers(namespace, "crashed", 1);
+    crash(namespace, "crashed");
+    until_stopped(namespace, "crashed");
+    assert_eq!(PLACE.find(INSTANCES, namespace, "crashed").unwrap()["status"]["phase"], "Failed");
+    refused(namespace, "crashed", "start", "Once does not support manual start requests");
+    PLACE.delete(MACHINES, namespace, "crashed");
+    let _ended = create(namespace, "ended", "Once", 0);
+    until_answers(namespace, "ended", 1);
+    PLACE.put(namespace, "virtualmachines/ended/stop").unwrap();
+    until_stopped(namespace, "ended");
+    PLACE.delete(MACHINES, namespace, "ended");
     // Halted runs when it is started, which makes it Always, and is Halted again when it is stopped.
     let _halted = create(namespace, "halted", "Halted", 0);
     until_stopped(namespace, "halted");
@@ -230,6 +273,10 @@ fn machine_that_runs_once_is_not_started_again() {
     until_answers(namespace, "halted", 1);
     switch_off(namespace, "halted");
     until_answers(namespace, "halted", 2);
+    crash(namespace, "halted");
+    until_answers(namespace, "halted", 3);
+    PLACE.put(namespace, "virtualmachines/halted/restart").unwrap();
+    until_answers(namespace, "halted", 4);
     PLACE.put(namespace, "virtualmachines/halted/stop").unwrap();
     assert_eq!(strategy(), "Halted");
     until_stopped(namespace, "halted");

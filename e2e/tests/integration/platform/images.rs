@@ -9,14 +9,13 @@ use cluster::Resource;
 use e2e::pki::Authority;
 use serde_json::{Value, json};
 
-use crate::platform::place::{PLACE, PODS, SECRETS};
+use crate::platform::place::{PLACE, PODS, SECRETS, SERVICES};
 
 /// Where the test's own pods are.
 const SPACE: &str = "images";
 /// Where the platform's Deployments are.
 const PLATFORM: &str = "kubevirt-hyperconverged";
 const DEPLOYMENTS: Resource = Resource::namespaced("apps", "v1", "deployments");
-const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 /// Of the upload server, for the sending side of a clone.
 const SERVER: &str = "cdi-upload-target";
 const CLONE: &str = "images/source-images/target";

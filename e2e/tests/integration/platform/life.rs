@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::{create, machine};
-use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform::streams::Streams;
 
 /// Asks the guest of a VM, which is Running.
@@ -21,39 +21,33 @@ fn ask(namespace: &str, name: &str, answer: &str) {
     console.ask(b'x', answer).unwrap();
 }
 
-/// Mounts, links and processes of the node that belong to pods of a namespace's VMs.
-fn on_node(uids: &[String]) -> Vec<String> {
-    let pods = PLACE.cluster.node_path("/var/lib/kubelet/pods").unwrap();
-    let mut left: Vec<String> = fs::read_dir(pods)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|uid| uids.contains(uid))
-        .collect();
-    let mounts = PLACE.cluster.on_node("cat").unwrap().arg("/proc/mounts").output().unwrap();
-    let mounts = String::from_utf8_lossy(&mounts.stdout).into_owned();
-    left.extend(mounts.lines().filter(|line| uids.iter().any(|uid| line.contains(uid))).map(str::to_owned));
-    left
+/// Words by which the node's files, rules and processes can be recognised: uid and address of each pod of a namespace,
+/// name of each volume.
+fn words(namespace: &str) -> Vec<String> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let pods = PLACE.list(PODS, namespace);
+    let pods = pods.iter().flat_map(|pod| [text(&pod["metadata"]["uid"]), text(&pod["status"]["podIP"])]);
+    let claims = PLACE.list(CLAIMS, namespace);
+    let volumes = claims.iter().map(|claim| text(&claim["spec"]["volumeName"]));
+    pods.chain(volumes).flatten().collect()
 }
 
-/// Launcher pods of a namespace, by uid.
-fn pods(namespace: &str) -> Vec<String> {
-    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap().to_owned();
-    PLACE.list(PODS, namespace).iter().map(uid).collect()
-}
-
-/// Stops a running VM, starts it, deletes it, and looks for remains. Its guest has been started once.
-fn stop_start_delete(namespace: &str, name: &str) {
-    let mut uids = pods(namespace);
+/// Stops a running VM, whose guest has been started once, starts it, and deletes it. Gives the words by which remains on the
+/// node can be recognised.
+fn stop_start_delete(namespace: &str, name: &str) -> Vec<String> {
+    let mut known = words(namespace);
+    assert!(!PLACE.cluster.remains(&known).unwrap().is_empty(), "{known:?}");
     PLACE.put(namespace, &format!("virtualmachines/{name}/stop")).unwrap();
     PLACE.until_status(namespace, name, "Stopped");
     PLACE.until(namespace, "the instance and its pod are gone", || {
-        (PLACE.find(INSTANCES, namespace, name).is_none() && pods(namespace).is_empty()).then_some(())
+        (PLACE.find(INSTANCES, namespace, name).is_none() && PLACE.list(PODS, namespace).is_empty())
+            .then_some(())
     });
     assert!(Console::open(&PLACE, namespace, name).is_err(), "a console of a VM that is stopped");
     PLACE.put(namespace, &format!("virtualmachines/{name}/start")).unwrap();
     PLACE.until_status(namespace, name, "Running");
     ask(namespace, name, "G2x");
-    uids.extend(pods(namespace));
+    known.extend(words(namespace));
     PLACE.delete(MACHINES, namespace, name);
     PLACE.until(namespace, "the VM and what it made are gone", || {
         let gone = [MACHINES, INSTANCES, DATA_VOLUMES, PODS]
@@ -61,16 +55,27 @@ fn stop_start_delete(namespace: &str, name: &str) {
             .all(|resource| PLACE.list(*resource, namespace).is_empty());
         gone.then_some(())
     });
-    PLACE.until(namespace, "the node is as before", || {
-        let left = on_node(&uids);
-        left.is_empty().then_some(())
-    });
+    known
+}
+
+/// Nothing on the node has one of these words.
+fn assert_nothing_remains(namespace: &str, known: &[String]) {
+    let mut left = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while Instant::now() < deadline {
+        left = PLACE.cluster.remains(known).unwrap();
+        if left.is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    panic!("of the pods of {namespace} remains: {left:#?}");
 }
 
 #[test]
-fn platform_is_available_within_a_minute() {
+fn platform_is_available_within_half_a_minute() {
     println!("first object -> Available: {:?}", PLACE.installed);
-    assert!(PLACE.installed < e2e::bar(Duration::from_secs(60)), "{:?}", PLACE.installed);
+    assert!(PLACE.installed < e2e::bar(Duration::from_secs(30)), "{:?}", PLACE.installed);
     assert_eq!(PLACE.accepted, Ok(()), "a VM at the moment at which the platform is available");
 }
 
@@ -94,7 +99,8 @@ fn disk_on_a_claim_keeps_what_its_guest_wrote() {
     println!("VM on a claim created -> Running: {:?}", begun.elapsed());
     ask(namespace, "vm", "G1x");
     println!("VM on a claim created -> answer on the console: {:?}", begun.elapsed());
-    stop_start_delete(namespace, "vm");
+    let known = stop_start_delete(namespace, "vm");
+    assert_nothing_remains(namespace, &known);
     let disk = fs::read(volume.path().join("disk.img")).unwrap();
     assert_eq!((disk.len() as u64, disk[guest::COUNT]), (guest::SIZE, b'2'));
     PLACE.remove_namespace(namespace);
@@ -124,7 +130,8 @@ fn image_from_the_web_is_imported_booted_and_removed_with_its_machine() {
     PLACE.until_status(namespace, "vm", "Running");
     println!("VM with an image from the web created -> Running: {:?}", begun.elapsed());
     ask(namespace, "vm", "G1x");
-    stop_start_delete(namespace, "vm");
+    let known = stop_start_delete(namespace, "vm");
     PLACE.until(namespace, "the claim is gone", || PLACE.list(CLAIMS, namespace).is_empty().then_some(()));
+    assert_nothing_remains(namespace, &known);
     PLACE.remove_namespace(namespace);
 }

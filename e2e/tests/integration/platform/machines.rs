@@ -1,8 +1,12 @@
 //! VMs with the guest of [`guest`], and requests of tests to them.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use e2e::volume::Volume;
+use guests::telling;
 use serde_json::{Value, json};
 
 use crate::platform::console::Console;
@@ -68,6 +72,16 @@ pub(crate) fn until_answers(namespace: &str, name: &str, count: u8) {
         console.ask(b'x', &answer).ok()
     });
     PLACE.until_status(namespace, name, "Running");
+}
+
+/// The page of a guest of `guests::telling` at an address; none, if nothing answers there.
+pub(crate) fn page(address: SocketAddr) -> Option<String> {
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.contains(telling::PAGE).then_some(answer)
 }
 
 /// The address of the guest's network card.

@@ -16,6 +16,7 @@ pub(crate) const DATA_VOLUMES: Resource = Resource::namespaced("cdi.kubevirt.io"
 pub(crate) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 pub(crate) const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 pub(crate) const PODS: Resource = Resource::namespaced("", "v1", "pods");
+pub(crate) const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 pub(crate) const SNAPSHOTS: Resource =
     Resource::namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots");
 pub(crate) const CONTENTS: Resource =

@@ -1,8 +1,10 @@
-//! Certificates of the platform are replaced under load: consoles, screens, admission, aggregated APIs and metrics go on.
+//! Certificates of the platform are replaced under load: consoles, screens, forwarded ports, admission, aggregated APIs and
+//! metrics go on, and no container is started again.
 //!
 //! The clock of the test is the store of the authority: what was made is written down as older, and the operator replaces
 //! it. What was really made stays valid, as it would with a clock that runs.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::platform::console::Console;
 use crate::platform::machines::{create, machine, until_answers};
-use crate::platform::place::{PLACE, SECRETS};
+use crate::platform::place::{PLACE, PODS, SECRETS};
 use crate::platform::streams::Streams;
 
 const PLATFORM: &str = operator::defaults::NAMESPACE;
@@ -24,6 +26,8 @@ const AUTHORITY: &str = "kubevirt-ca";
 const OLD: u64 = 25 * 3600;
 /// Above the time for which two authorities are trusted.
 const OVERLAP: u64 = 13 * 3600;
+/// Kinds of load.
+const LOADS: usize = 7;
 
 /// The authority's store and the Secret's version.
 fn store() -> (Value, String) {
@@ -114,6 +118,17 @@ fn dynamic(group: &str, version: &str, kind: &str, plural: &str) -> Api<DynamicO
     Api::namespaced_with(PLACE.cluster.client(), NAMESPACE, &resource)
 }
 
+/// How often the containers of the platform were started again, by pod.
+fn restarts() -> BTreeMap<String, i64> {
+    let pods = PLACE.list(PODS, PLATFORM).into_iter();
+    let of_pod = |pod: Value| {
+        let containers = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+        let count = containers.filter_map(|one| one["restartCount"].as_i64()).sum();
+        (pod["metadata"]["uid"].as_str().unwrap().to_owned(), count)
+    };
+    pods.map(of_pod).collect()
+}
+
 fn made(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> Result<(), String> {
     let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
     let params = PostParams { dry_run, ..PostParams::default() };
@@ -121,7 +136,7 @@ fn made(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> Result<(), S
 }
 
 /// The load: each is asked again and again; the first failure ends the test.
-fn load(over: &AtomicBool, done: &[AtomicU32; 6]) {
+fn load(over: &AtomicBool, done: &[AtomicU32; LOADS]) {
     let again = |index: usize, what: &str, ask: &mut dyn FnMut() -> Result<(), String>| {
         while !over.load(Ordering::Relaxed) {
             if let Err(why) = ask() {
@@ -168,6 +183,11 @@ fn load(over: &AtomicBool, done: &[AtomicU32; 6]) {
             again(4, "conversion", &mut || PLACE.kubectl(&["get", "--raw", &path]).map(drop));
         });
         scope.spawn(move || again(5, "metrics", &mut || metrics().map(drop)));
+        scope.spawn(move || {
+            again(6, "forwarded port", &mut || {
+                Console::stream(&PLACE, NAMESPACE, "vm", "portforward/80/tcp").map(drop)
+            });
+        });
     });
 }
 
@@ -178,7 +198,8 @@ fn certificates_are_replaced_under_load_and_nothing_fails() {
     create(NAMESPACE, "vm", "Always", 0);
     until_answers(NAMESPACE, "vm", 1);
     let over = AtomicBool::new(false);
-    let done: [AtomicU32; 6] = Default::default();
+    let done: [AtomicU32; LOADS] = Default::default();
+    let before = restarts();
     let begun = Instant::now();
     let full = std::env::var_os("FERROVIRT_SOAK").is_some();
     let mut rounds = 0;
@@ -220,5 +241,11 @@ fn certificates_are_replaced_under_load_and_nothing_fails() {
     let counts: Vec<u32> = done.iter().map(|one| one.load(Ordering::Relaxed)).collect();
     println!("{rounds} rotations in {:?}; answers {counts:?}", begun.elapsed());
     assert!(counts.iter().all(|count| *count > 3), "{counts:?}");
+    // Other tests replace pods.
+    let again: Vec<_> = restarts()
+        .into_iter()
+        .filter(|(pod, count)| before.get(pod).is_some_and(|had| had != count))
+        .collect();
+    assert!(again.is_empty(), "containers were started again: {again:?}, before {before:?}");
     PLACE.remove_namespace(NAMESPACE);
 }

@@ -4,15 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use e2e::programs;
+use e2e::{Second, programs};
 use serde_json::{Value, json};
 
 use crate::platform::guest;
 use crate::platform::machines::{mac, machine, until_answers};
-use crate::platform::place::{INSTANCES, MACHINES, PLACE};
-use crate::platform_nodes::join;
+use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE};
+use crate::platform_nodes::{join, kills};
 
 const NAMESPACE: &str = "nodes";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 fn kubectl(arguments: &[&str]) {
     PLACE.kubectl(arguments).unwrap();
@@ -85,6 +86,26 @@ fn count(name: &str) -> char {
     char::from(fs::read(Path::new(&disk)).unwrap()[guest::COUNT])
 }
 
+/// Waits until the second node is known to be dead.
+fn until_dead() {
+    PLACE.until(NAMESPACE, "the dead node is seen", || {
+        let ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+        (PLACE.kubectl(&["get", "node", "node2", "-o", ready]).unwrap() == "Unknown").then_some(())
+    });
+}
+
+/// Declares the second node out of service.
+fn give_up() {
+    kubectl(&["taint", "node", "node2", &format!("{OUT_OF_SERVICE}=shutdown:NoExecute")]);
+}
+
+/// Every text of an object that says why: of an event and of conditions.
+fn reasons(object: &Value) -> Vec<String> {
+    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    let texts = conditions.chain([object]).filter_map(|one| one["message"].as_str());
+    texts.map(str::to_owned).collect()
+}
+
 pub(crate) fn outlive_their_node() {
     PLACE.namespace(NAMESPACE);
     let second = PLACE.cluster.start_second().unwrap();
@@ -103,20 +124,25 @@ pub(crate) fn outlive_their_node() {
     }
     let (address, kept) = (mac(NAMESPACE, "shared"), mac(NAMESPACE, "local"));
 
+    // Switched off and on again: its guests run again there.
+    drop(second);
+    let second = PLACE.cluster.start_second().unwrap();
+    for (name, address) in [("shared", &address), ("local", &kept)] {
+        until_answers(NAMESPACE, name, 2);
+        assert_eq!((node_of(name), &mac(NAMESPACE, name)), ("node2".into(), address));
+    }
+
     drop(second);
     kubectl(&["uncordon", "node1"]);
-    PLACE.until(NAMESPACE, "the dead node is seen", || {
-        let ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}";
-        (PLACE.kubectl(&["get", "node", "node2", "-o", ready]).unwrap() == "Unknown").then_some(())
-    });
+    until_dead();
     // Without the taint its guests may still run: nothing starts elsewhere.
-    assert_eq!((node_of("shared"), count("shared")), ("node2".into(), '1'));
+    assert_eq!((node_of("shared"), count("shared")), ("node2".into(), '2'));
     let begun = Instant::now();
-    kubectl(&["taint", "node", "node2", "node.kubernetes.io/out-of-service=shutdown:NoExecute"]);
+    give_up();
     PLACE.until(NAMESPACE, "the VM on the shared claim is on the first node", || {
         (node_of("shared") == "node1").then_some(())
     });
-    until_answers(NAMESPACE, "shared", 2);
+    until_answers(NAMESPACE, "shared", 3);
     println!("node declared out of service -> guest runs elsewhere: {:?}", begun.elapsed());
     assert_eq!(mac(NAMESPACE, "shared"), address);
     let waiting = PLACE.until_status(NAMESPACE, "local", "ErrorUnschedulable");
@@ -127,12 +153,35 @@ pub(crate) fn outlive_their_node() {
         (Some("False"), Some("Unschedulable")),
         "{why}"
     );
-    assert_eq!(count("local"), '1');
+    assert_eq!(count("local"), '2');
 
-    kubectl(&["taint", "node", "node2", "node.kubernetes.io/out-of-service-"]);
-    let _second = PLACE.cluster.start_second().unwrap();
-    until_answers(NAMESPACE, "local", 2);
+    kubectl(&["taint", "node", "node2", &format!("{OUT_OF_SERVICE}-")]);
+    let second = PLACE.cluster.start_second().unwrap();
+    until_answers(NAMESPACE, "local", 3);
     assert_eq!(mac(NAMESPACE, "local"), kept);
     assert_eq!((node_of("local"), node_of("shared")), ("node2".into(), "node1".into()));
-    assert_eq!((count("local"), count("shared")), ('2', '2'));
+    assert_eq!((count("local"), count("shared")), ('3', '3'));
+    a_disk_in_use_is_not_used_twice(second);
+}
+
+/// A node that is declared out of service although its guest runs: the disk's lock keeps the guest from starting elsewhere,
+/// until the node is dead.
+fn a_disk_in_use_is_not_used_twice(second: Second) {
+    kubectl(&["cordon", "node1"]);
+    create("held", true);
+    until_answers(NAMESPACE, "held", 1);
+    kills::hang(second.place());
+    kubectl(&["uncordon", "node1"]);
+    until_dead();
+    give_up();
+    let why = PLACE.until(NAMESPACE, "the disk's lock is reported", || {
+        let objects = [EVENTS, INSTANCES, MACHINES].into_iter().flat_map(|kind| PLACE.list(kind, NAMESPACE));
+        objects.flat_map(|object| reasons(&object)).find(|text| text.contains("lock"))
+    });
+    println!("the guest of a node that is declared out of service runs; elsewhere: {why}");
+    assert_eq!(count("held"), '1');
+    drop(second);
+    until_answers(NAMESPACE, "held", 2);
+    assert_eq!(node_of("held"), "node1");
+    kubectl(&["taint", "node", "node2", &format!("{OUT_OF_SERVICE}-")]);
 }

@@ -1,17 +1,15 @@
 //! The reference plugin `ptp` as the pod network.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use e2e::peer::web::Web;
 use guests::telling;
 use serde_json::json;
 
 use crate::platform::console::Console;
-use crate::platform::machines::{claim, machine};
+use crate::platform::machines::{claim, machine, page};
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 
 const NAMESPACE: &str = "ptp";
@@ -74,16 +72,8 @@ pub(crate) fn guest_is_on_a_point_to_point_network() {
     let address = instance["status"]["interfaces"][0]["ipAddress"].as_str().unwrap().to_owned();
     let last: u8 = address.rsplit('.').next().unwrap().parse().unwrap();
     assert!(last >= 200, "{address}");
-    let page = PLACE.until(NAMESPACE, "the guest's page at the pod's address", || {
-        let address: SocketAddr = format!("{address}:80").parse().unwrap();
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page).ok()?;
-        Some(page)
-    });
-    assert!(page.contains(telling::PAGE), "in by masquerade: {page}");
+    let address: SocketAddr = format!("{address}:80").parse().unwrap();
+    PLACE.until(NAMESPACE, "the guest's page at the pod's address", || page(address));
     PLACE.delete(MACHINES, NAMESPACE, "vm");
     PLACE.until(NAMESPACE, "the VM is gone", || {
         (PLACE.list(MACHINES, NAMESPACE).is_empty() && PLACE.list(PODS, NAMESPACE).is_empty()).then_some(())

@@ -80,8 +80,7 @@ pub(crate) fn image(program: &str) -> String {
 /// Writes of the operator (verb, resource, name) in a namespace, and cluster-scoped, to objects with one of these words in
 /// their names. Events are not counted: they are written in the background, and may be dropped.
 pub(crate) fn writes(namespace: &str, names: &[&str]) -> Vec<String> {
-    let log = fs::read_to_string(CLUSTER.place().path("audit.log")).unwrap();
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let events = CLUSTER.audit().unwrap();
     let own = events.filter(|event| {
         let object = &event["objectRef"];
         let name = object["name"].as_str().unwrap_or_default();
@@ -107,8 +106,7 @@ pub(crate) fn writes(namespace: &str, names: &[&str]) -> Vec<String> {
 
 /// Names of pods that the operator made in a namespace, each as often as it was made.
 pub(crate) fn pods_made(namespace: &str) -> Vec<String> {
-    let log = fs::read_to_string(CLUSTER.place().path("audit.log")).unwrap();
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let events = CLUSTER.audit().unwrap();
     let made = events.filter(|event| {
         event["userAgent"] == "ferrovirt/operator"
             && event["verb"] == "create"

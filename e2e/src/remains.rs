@@ -1,0 +1,94 @@
+//! What pods may leave on a cluster's node, as lines: links, routes, rules, addresses, mounts, volumes, processes.
+//!
+//! Not here: what a cluster may leave on the machine, which is in [`crate::leftovers`].
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::Cluster;
+use crate::node::POOL;
+
+impl Cluster {
+    /// The node's network: links, routes, rules without counters, named namespaces, addresses and results of CNI plugins.
+    ///
+    /// # Errors
+    /// When the node is gone, or a program fails on it.
+    pub fn network(&self) -> Result<BTreeSet<String>> {
+        let mut lines = BTreeSet::new();
+        let mut add =
+            |kind: &str, text: &str| lines.extend(text.lines().map(|line| format!("{kind}: {line}")));
+        let links: Vec<Value> = serde_json::from_str(&self.shown("ip", &["-json", "link"])?)?;
+        for link in links {
+            add("link", &format!("{} {}", link["ifname"], link["master"]));
+        }
+        // A bridge without ports carries nothing.
+        add("route", &self.shown("ip", &["route", "show", "table", "all"])?.replace(" linkdown", ""));
+        add("rule", &self.shown("nft", &["--stateless", "list", "ruleset"])?);
+        add("namespace", &self.shown("ip", &["netns"])?);
+        for folder in ["networks/pods", "results"] {
+            for name in names(&self.place().path("var-lib/cni").join(folder))? {
+                add(folder, &name);
+            }
+        }
+        Ok(lines)
+    }
+
+    /// The node's network, mounts, pods of the kubelet, volumes of the pool, and command lines, as far as they have one of
+    /// these words: uids and addresses of pods, names of volumes.
+    ///
+    /// # Errors
+    /// When the node is gone, or a program fails on it.
+    pub fn remains(&self, words: &[String]) -> Result<Vec<String>> {
+        let mut lines = self.network()?;
+        let mut add =
+            |kind: &str, text: &str| lines.extend(text.lines().map(|line| format!("{kind}: {line}")));
+        // Of the node's first process: `cat` is in no process namespace that /proc shows.
+        add("mount", &self.shown("cat", &["/proc/1/mounts"])?);
+        for folder in ["/var/lib/kubelet/pods", POOL] {
+            for name in names(&self.node_path(folder)?)? {
+                add(folder, &name);
+            }
+        }
+        add("process", &self.shown("ps", &["-eo", "args", "-ww"])?);
+        Ok(lines.into_iter().filter(|line| words.iter().any(|word| has(line, word))).collect())
+    }
+
+    /// What a program prints on the node.
+    fn shown(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let run = self.on_node(program)?.args(arguments).output()?;
+        ensure!(run.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&run.stderr));
+        Ok(String::from_utf8(run.stdout)?)
+    }
+}
+
+/// Whether a line has a word that does not go on: 10.244.0.1 is not in 10.244.0.12.
+fn has(line: &str, word: &str) -> bool {
+    let goes_on = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    line.match_indices(word).any(|(at, _)| {
+        let bytes = line.as_bytes();
+        !goes_on(bytes.get(at + word.len()))
+            && !goes_on(at.checked_sub(1).and_then(|before| bytes.get(before)))
+    })
+}
+
+fn names(folder: &std::path::Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_whole() {
+        assert!(
+            has("rule: ip saddr 10.244.0.1 masquerade", "10.244.0.1")
+                && has("networks/pods: 10.244.0.1", "10.244.0.1")
+        );
+        assert!(!has("ip saddr 10.244.0.12", "10.244.0.1") && !has("110.244.0.1", "10.244.0.1"));
+    }
+}
