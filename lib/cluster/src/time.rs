@@ -15,7 +15,7 @@ pub fn seconds() -> String {
 }
 
 /// `base`·2ⁿ, at most `most`, less up to a quarter at random so that many clients do not return at the same moment.
-pub(crate) fn backoff(base: Duration, most: Duration, failures: u32) -> Duration {
+pub fn backoff(base: Duration, most: Duration, failures: u32) -> Duration {
     let full = base.saturating_mul(1u32.checked_shl(failures.min(31)).unwrap_or(u32::MAX)).min(most);
     full.mul_f64(1.0 - fastrand::f64() / 4.0)
 }

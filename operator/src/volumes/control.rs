@@ -2,13 +2,14 @@
 //! is written in [`super::release`].
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::cache::Index;
 use cluster::{Cache, Client, Events, Key, Outcome, Queue, Scope};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::attempts::Attempts;
 use super::loss::{self, Loss};
 use super::plan::{self, Around, ForClaim};
 use super::seen::{
@@ -39,6 +40,7 @@ pub(super) struct Controller {
     capacities: Cache<Capacity>,
     by_class: Index,
     daemon_sets: Cache<DaemonSet>,
+    attempts: Attempts,
 }
 
 /// Labels claims and PVs, and follows what becomes of their nodes, until `stop`.
@@ -46,9 +48,14 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
     let queue: Queue<Work> = Queue::new();
     let all = Scope::all();
     let feed = queue.clone();
-    let claims = Cache::<Claim>::builder()
+    let mut claims = Cache::<Claim>::builder();
+    let unbound = claims.index(|_, claim| match &claim.volume {
+        None => claim.class.iter().cloned().collect(),
+        Some(_) => Vec::new(),
+    });
+    let claims = claims
         .on_change(move |change| {
-            if change.after.is_some_and(|claim| claim.ours) {
+            if [change.before, change.after].into_iter().flatten().any(|claim| claim.ours) {
                 feed.add(Work::Claim(change.key.clone()));
             }
         })
@@ -90,7 +97,13 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
     let classes = Cache::<Class>::builder().on_change(move |_| look()).start::<Value>(&client, CLASSES, &all);
     let mut capacities = Cache::<Capacity>::builder();
     let by_class = capacities.index(|_, capacity| vec![capacity.class.clone()]);
-    let capacities = capacities.start::<Value>(&client, CAPACITIES, &all);
+    let (feed, known) = (queue.clone(), claims.clone());
+    let capacities = capacities
+        .on_change(move |change| {
+            let class = change.after.map_or("", |capacity| &capacity.class);
+            known.by(unbound, class).into_iter().for_each(|(key, _)| feed.add(Work::Claim(key)));
+        })
+        .start::<Value>(&client, CAPACITIES, &all);
     let ours = all.clone().labels("k8s-app=hostpath-provisioner");
     let look = again(&queue, &claims);
     let daemon_sets =
@@ -110,6 +123,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         capacities,
         by_class,
         daemon_sets,
+        attempts: Attempts::default(),
     });
     let work = move |work: Work| {
         let controller = Arc::clone(&controller);
@@ -125,7 +139,13 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
 
 impl Controller {
     async fn claim(&self, key: &Key) -> Outcome {
-        let Some(claim) = self.claims.get(key) else { return Outcome::Done };
+        let Some(claim) = self.claims.get(key) else {
+            self.attempts.forget(key);
+            return Outcome::Done;
+        };
+        if claim.volume.is_some() {
+            self.attempts.forget(key);
+        }
         let class = claim.class.as_deref().and_then(|name| self.classes.get(&Key::cluster(name)));
         let volume = claim.volume.as_deref().and_then(|name| self.volumes.get(&Key::cluster(name)));
         let source =
@@ -143,7 +163,13 @@ impl Controller {
         around.source = around.source.or(snapshot.as_deref());
         let capacities = self.capacities.by(self.by_class, claim.class.as_deref().unwrap_or_default());
         let capacities: Vec<&Capacity> = capacities.iter().map(|(_, one)| one.as_ref()).collect();
-        let patch = match plan::for_claim(&claim, around, &capacities) {
+        let step = plan::for_claim(&claim, around, &capacities);
+        if matches!(step, ForClaim::Choose(_))
+            && let Err(pause) = self.attempts.begin(key, &claim.uid, Instant::now())
+        {
+            return Outcome::After(pause);
+        }
+        let patch = match step {
             ForClaim::Nothing => return self.report_loss(key, &claim, self.loss_of(&claim).as_ref()).await,
             ForClaim::Wait => return Outcome::After(WAIT),
             ForClaim::Label(node) => json!({"metadata": {"uid": claim.uid, "labels": {NODE_LABEL: node}}}),

@@ -11,11 +11,13 @@
 //! written in both cases, so that a switch finds them.
 //!
 //! - [`seen`]: what is read of the objects. [`plan`]: what is written (pure). [`control`]: caches, queue, writes.
+//! - [`attempts`]: pauses between the choices for one claim.
 //! - [`loss`]: nodes that are away, and what an administrator gives up (pure). [`release`]: the writes of that.
 //! - [`snapshots`]: the snapshot controller.
 //!
 //! Not here: making volumes (virt-agent), DataVolumes and populators ([`crate::storage`]).
 
+mod attempts;
 pub mod control;
 mod loss;
 pub mod plan;

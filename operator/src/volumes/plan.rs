@@ -53,13 +53,14 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, capacities: &[&Capacity]) ->
     if !chosen_here || claim.other_source {
         return label(None);
     }
-    if let Some(node) = around.source {
-        return ForClaim::Choose(node.to_owned());
-    }
-    if claim.source.is_some() || claim.snapshot.is_some() {
+    let is_copy = claim.source.is_some() || claim.snapshot.is_some();
+    if is_copy && around.source.is_none() {
         return ForClaim::Wait;
     }
-    let fits = |one: &&&Capacity| one.largest.unwrap_or(one.available) >= claim.request && one.node.is_some();
+    let fits = |one: &&&Capacity| {
+        let here = one.node.as_deref().is_some_and(|node| around.source.is_none_or(|source| source == node));
+        here && one.largest.unwrap_or(one.available) >= claim.request
+    };
     let most = capacities
         .iter()
         .filter(fits)
@@ -118,6 +119,18 @@ mod tests {
                 Around { source: Some("n1"), ..on(&at_once) },
                 &all,
                 ForClaim::Choose("n1".into()),
+            ),
+            (
+                Claim { source: some("golden"), request: 55, ..claim() },
+                Around { source: Some("n1"), ..on(&at_once) },
+                &all,
+                ForClaim::Wait,
+            ),
+            (
+                Claim { snapshot: some("golden"), ..claim() },
+                Around { source: Some("n4"), ..on(&at_once) },
+                &all,
+                ForClaim::Wait,
             ),
             (Claim { source: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),
             (Claim { snapshot: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),

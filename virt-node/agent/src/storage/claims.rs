@@ -45,6 +45,8 @@ impl Controller {
         let made = match self.driver.controller().create_volume(request).await {
             Ok(made) => made.into_inner().volume.unwrap_or_default(),
             Err(status) if status.code() == Code::ResourceExhausted => {
+                // The next node is chosen by the room that this one has now.
+                self.changed.notify_one();
                 self.report_failure(claim, class, &rpc_error(&status));
                 return self.reschedule(claim).await;
             }
