@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::attempts::Attempts;
 use super::loss::{self, Loss};
-use super::plan::{self, Around, ForClaim};
+use super::plan::{self, Around, ForClaim, Room};
 use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, MANAGED_BY,
     NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
@@ -162,8 +162,13 @@ impl Controller {
         };
         around.source = around.source.or(snapshot.as_deref());
         let capacities = self.capacities.by(self.by_class, claim.class.as_deref().unwrap_or_default());
-        let capacities: Vec<&Capacity> = capacities.iter().map(|(_, one)| one.as_ref()).collect();
-        let step = plan::for_claim(&claim, around, &capacities);
+        let nodes: Vec<_> = capacities.iter().map(|(_, one)| self.node(one.node.as_deref())).collect();
+        let rooms: Vec<Room<'_>> = capacities
+            .iter()
+            .zip(&nodes)
+            .map(|((_, capacity), node)| Room { capacity, node: node.as_deref() })
+            .collect();
+        let step = plan::for_claim(&claim, around, &rooms);
         if matches!(step, ForClaim::Choose(_))
             && let Err(pause) = self.attempts.begin(key, &claim.uid, Instant::now())
         {
@@ -205,18 +210,18 @@ impl Controller {
     fn loss_of(&self, claim: &Claim) -> Option<Loss> {
         let name = claim.volume.as_deref()?;
         let volume = self.volumes.get(&Key::cluster(name))?;
-        loss::loss(name, &volume, self.home(&volume).as_deref())
+        loss::loss(name, &volume, self.node(volume.node.as_deref()).as_deref())
     }
 
-    /// The node of a volume, if the cluster has it.
-    fn home(&self, volume: &Volume) -> Option<Arc<Node>> {
-        self.nodes.get(&Key::cluster(volume.node.as_deref()?))
+    /// A node by its name, if the cluster has it.
+    fn node(&self, name: Option<&str>) -> Option<Arc<Node>> {
+        self.nodes.get(&Key::cluster(name?))
     }
 
     async fn volume(&self, key: &Key) -> Outcome {
         let Some(volume) = self.volumes.get(key) else { return Outcome::Done };
         let Some(node) = plan::for_volume(&volume) else {
-            let loss = loss::loss(key.name(), &volume, self.home(&volume).as_deref());
+            let loss = loss::loss(key.name(), &volume, self.node(volume.node.as_deref()).as_deref());
             return match loss {
                 Some(loss) => self.release(key, &volume, &loss).await,
                 None => Outcome::Done,

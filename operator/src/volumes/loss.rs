@@ -90,7 +90,7 @@ mod tests {
     }
 
     fn node(ready: bool, given_up: bool) -> Node {
-        Node { ready, since: "2026-01-02T03:04:05Z".into(), given_up }
+        Node { ready, since: "2026-01-02T03:04:05Z".into(), cordoned: false, given_up }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which node a claim or PV is labelled with, decided on what is known. Pure, tested as tables.
 
-use super::seen::{Capacity, Claim, Class, Volume};
+use super::seen::{Capacity, Claim, Class, Node, Volume};
 
 /// The change of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,14 +28,31 @@ pub struct Around<'a> {
     pub stock: bool,
 }
 
+/// The room of a node for a class.
+#[derive(Clone, Copy, Debug)]
+pub struct Room<'a> {
+    /// What the node's agent or csi-provisioner wrote.
+    pub capacity: &'a Capacity,
+    /// The node; `None` when the cluster has it no more.
+    pub node: Option<&'a Node>,
+}
+
+impl Room<'_> {
+    /// Whether a claim's volume can be made there now.
+    fn fits(&self, claim: &Claim) -> bool {
+        let Capacity { available, largest, .. } = self.capacity;
+        self.node.is_some_and(|node| node.ready) && largest.unwrap_or(*available) >= claim.request
+    }
+}
+
 /// Whether the node of a claim's snapshot is needed: it is read for such a claim only.
 pub fn needs_snapshot(claim: &Claim, around: Around<'_>) -> bool {
     let chosen_here = around.class.is_some_and(|class| class.ours && class.immediate) && !around.stock;
     chosen_here && claim.snapshot.is_some() && claim.volume.is_none() && claim.selected.is_none()
 }
 
-/// Decides about a claim; `capacities` are those of its class.
-pub fn for_claim(claim: &Claim, around: Around<'_>, capacities: &[&Capacity]) -> ForClaim {
+/// Decides about a claim; `rooms` are those of its class.
+pub fn for_claim(claim: &Claim, around: Around<'_>, rooms: &[Room<'_>]) -> ForClaim {
     if !claim.ours || claim.deleting {
         return ForClaim::Nothing;
     }
@@ -57,15 +74,17 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, capacities: &[&Capacity]) ->
     if is_copy && around.source.is_none() {
         return ForClaim::Wait;
     }
-    let fits = |one: &&&Capacity| {
-        let here = one.node.as_deref().is_some_and(|node| around.source.is_none_or(|source| source == node));
-        here && one.largest.unwrap_or(one.available) >= claim.request
+    let may = |room: &&Room<'_>| {
+        let node = room.capacity.node.as_deref();
+        node.is_some_and(|node| around.source.is_none_or(|source| source == node)) && room.fits(claim)
     };
-    let most = capacities
-        .iter()
-        .filter(fits)
-        .max_by(|a, b| a.available.cmp(&b.available).then_with(|| b.node.cmp(&a.node)));
-    most.and_then(|one| one.node.clone()).map_or(ForClaim::Wait, ForClaim::Choose)
+    // A cordoned node is the last choice: no new pod would find the volume there.
+    let open = |room: &Room<'_>| room.node.is_some_and(|node| !node.cordoned);
+    let most = rooms.iter().filter(may).max_by(|a, b| {
+        let most = open(a).cmp(&open(b)).then(a.capacity.available.cmp(&b.capacity.available));
+        most.then_with(|| b.capacity.node.cmp(&a.capacity.node))
+    });
+    most.and_then(|room| room.capacity.node.clone()).map_or(ForClaim::Wait, ForClaim::Choose)
 }
 
 /// The label that a PV is to get, if it has another one.
@@ -97,9 +116,10 @@ mod tests {
             largest: Some(available),
         };
         let (small, one, two) = (capacity("n3", 9), capacity("n1", 50), capacity("n2", 60));
-        let all = [&small, &one, &two];
+        let ready = Node { ready: true, ..Node::default() };
+        let all = [&small, &one, &two].map(|capacity| Room { capacity, node: Some(&ready) });
         let on = |class| Around { class: Some(class), ..Around::default() };
-        let cases: Vec<(Claim, Around<'_>, &[&Capacity], ForClaim)> = vec![
+        let cases: Vec<(Claim, Around<'_>, &[Room<'_>], ForClaim)> = vec![
             (Claim::default(), on(&late), &all, ForClaim::Nothing),
             (claim(), on(&late), &all, ForClaim::Nothing),
             (Claim { selected: some("n1"), ..claim() }, on(&late), &all, ForClaim::Label(some("n1"))),
@@ -143,8 +163,39 @@ mod tests {
             (Claim { volume: some("pv"), label: some("n2"), ..claim() }, on(&late), &all, ForClaim::Nothing),
             (Claim { deleting: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
         ];
-        for (claim, around, capacities, expected) in cases {
-            assert_eq!(for_claim(&claim, around, capacities), expected, "{claim:?} {around:?}");
+        for (claim, around, rooms, expected) in cases {
+            assert_eq!(for_claim(&claim, around, rooms), expected, "{claim:?} {around:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_away_is_not_chosen() {
+        let class = Class { ours: true, immediate: true };
+        let ready = Node { ready: true, ..Node::default() };
+        let away = Node { ready: false, ..Node::default() };
+        let cordoned = Node { cordoned: true, ..ready.clone() };
+        let capacity = |node: &str, available| Capacity {
+            class: "c".into(),
+            node: some(node),
+            available,
+            largest: None,
+        };
+        let (less, more) = (capacity("n1", 50), capacity("n2", 60));
+        let choose = |node: &str| ForClaim::Choose(node.to_owned());
+        for (first, second, source, expected) in [
+            (Some(&ready), Some(&ready), None, choose("n2")),
+            (Some(&ready), Some(&away), None, choose("n1")),
+            (Some(&ready), None, None, choose("n1")),
+            (Some(&away), None, None, ForClaim::Wait),
+            (Some(&ready), Some(&cordoned), None, choose("n1")),
+            (Some(&away), Some(&cordoned), None, choose("n2")),
+            (Some(&ready), Some(&away), Some("n2"), ForClaim::Wait),
+            (Some(&ready), Some(&cordoned), Some("n2"), choose("n2")),
+        ] {
+            let rooms = [Room { capacity: &less, node: first }, Room { capacity: &more, node: second }];
+            let claim = Claim { source: source.map(|_| "golden".to_owned()), ..claim() };
+            let around = Around { class: Some(&class), source, ..Around::default() };
+            assert_eq!(for_claim(&claim, around, &rooms), expected, "{first:?} {second:?} {source:?}");
         }
     }
 

@@ -185,6 +185,8 @@ pub struct Node {
     pub ready: bool,
     /// Since when it is, or is not.
     pub since: String,
+    /// Whether no new pods are placed on it.
+    pub cordoned: bool,
     /// Whether an administrator has given it up.
     pub given_up: bool,
 }
@@ -196,6 +198,7 @@ impl From<&Value> for Node {
         Self {
             ready: ready.is_some_and(|one| one["status"] == "True"),
             since: ready.and_then(|one| text(one, "/lastTransitionTime")).unwrap_or_default(),
+            cordoned: object.pointer("/spec/unschedulable") == Some(&Value::Bool(true)),
             given_up: is_given_up(object),
         }
     }
