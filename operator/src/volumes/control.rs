@@ -1,6 +1,7 @@
 //! Follows claims, PVs, nodes, classes and capacities, and writes what [`super::plan`] decides; what [`super::loss`] decides
 //! is written in [`super::release`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::attempts::Attempts;
 use super::loss::{self, Loss};
-use super::plan::{self, Around, ForClaim, Room};
+use super::plan::{self, Around, ForClaim, ForVolume, Room};
 use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, MANAGED_BY,
     NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
@@ -62,7 +63,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         .start::<Value>(&client, CLAIMS, &all);
     let feed = queue.clone();
     let mut volumes = Cache::<Volume>::builder();
-    let by_node = volumes.index(|_, volume| volume.node.iter().cloned().collect());
+    let by_node = volumes.index(|_, volume| volume.served_by().into_iter().cloned().collect());
     let volumes = volumes
         .on_change(move |change| {
             feed.add(Work::Volume(change.key.clone()));
@@ -112,6 +113,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
     volumes.synced().await;
     nodes.synced().await;
     classes.synced().await;
+    capacities.synced().await;
     daemon_sets.synced().await;
     let controller = Arc::new(Controller {
         client,
@@ -218,14 +220,34 @@ impl Controller {
         self.nodes.get(&Key::cluster(name?))
     }
 
+    /// Nodes that are ready and have the pool of a volume of a shared pool: those with capacities of its class, or of any
+    /// class where its own is gone.
+    fn nodes_of(&self, volume: &Volume) -> BTreeSet<String> {
+        if !volume.ours || volume.node.is_some() {
+            return BTreeSet::new();
+        }
+        let mut capacities = self.capacities.by(self.by_class, volume.class.as_deref().unwrap_or_default());
+        if capacities.is_empty() {
+            capacities = self.capacities.all();
+        }
+        let nodes = capacities.into_iter().filter_map(|(_, capacity)| capacity.node.clone());
+        nodes.filter(|name| self.node(Some(name)).is_some_and(|node| node.ready)).collect()
+    }
+
     async fn volume(&self, key: &Key) -> Outcome {
         let Some(volume) = self.volumes.get(key) else { return Outcome::Done };
-        let Some(node) = plan::for_volume(&volume) else {
-            let loss = loss::loss(key.name(), &volume, self.node(volume.node.as_deref()).as_deref());
-            return match loss {
-                Some(loss) => self.release(key, &volume, &loss).await,
-                None => Outcome::Done,
-            };
+        let nodes = self.nodes_of(&volume);
+        let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+        let node = match plan::for_volume(&volume, &nodes) {
+            ForVolume::Label(node) => node,
+            ForVolume::Wait => return Outcome::After(WAIT),
+            ForVolume::Nothing => {
+                let home = self.node(volume.node.as_deref());
+                return match loss::loss(key.name(), &volume, home.as_deref()) {
+                    Some(loss) => self.release(key, &volume, &loss).await,
+                    None => Outcome::Done,
+                };
+            }
         };
         let patch = json!({"metadata": {"labels": {NODE_LABEL: node}}});
         let written = self.client.merge_patch::<IgnoredAny>(VOLUMES, key, &patch).await;

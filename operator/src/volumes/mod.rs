@@ -4,7 +4,8 @@
 //! ```text
 //! claim, WaitForFirstConsumer: the scheduler's choice (annotation selected-node) ─┐
 //! claim, Immediate:            a node with room, by CSIStorageCapacity ───────────┼─► label ferrovirt.io/node=N
-//! PV and bound claim:          the PV's node affinity ────────────────────────────┘
+//! PV and bound claim:          the PV's node affinity ────────────────────────────┤
+//! PV of a shared pool:         a node that has the pool ──────────────────────────┘
 //! ```
 //!
 //! While the driver's DaemonSet has stock csi-provisioner, that one chooses the nodes of Immediate claims; labels are

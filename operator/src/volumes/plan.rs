@@ -60,8 +60,12 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, rooms: &[Room<'_>]) -> ForCl
         if claim.label.as_ref() == node { ForClaim::Nothing } else { ForClaim::Label(node.cloned()) }
     };
     if claim.volume.is_some() {
-        // The PV may not be known yet: what is written stays until it is.
-        return around.volume.map_or(ForClaim::Nothing, |volume| label(volume.node.as_ref()));
+        return match around.volume {
+            // The PV may not be known yet, or may have no node yet: what is written stays until it has.
+            None => ForClaim::Nothing,
+            Some(volume) if volume.ours && volume.served_by().is_none() => ForClaim::Nothing,
+            Some(volume) => label(volume.served_by()),
+        };
     }
     if claim.selected.is_some() {
         return label(claim.selected.as_ref());
@@ -87,9 +91,36 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, rooms: &[Room<'_>]) -> ForCl
     most.and_then(|room| room.capacity.node.clone()).map_or(ForClaim::Wait, ForClaim::Choose)
 }
 
-/// The label that a PV is to get, if it has another one.
-pub fn for_volume(volume: &Volume) -> Option<&str> {
-    volume.node.as_deref().filter(|node| volume.label.as_deref() != Some(*node))
+/// The change of a PV.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForVolume {
+    /// Nothing.
+    Nothing,
+    /// The label of this node.
+    Label(String),
+    /// No node with its pool is ready: look again.
+    Wait,
+}
+
+/// Decides about a PV; `nodes` are ready and have the pools of its class. A PV of a shared pool can be served by any of them,
+/// and stays with one while that is ready.
+pub fn for_volume(volume: &Volume, nodes: &[&str]) -> ForVolume {
+    let label = volume.label.as_deref();
+    let wanted = match volume.node.as_deref() {
+        _ if !volume.ours => None,
+        Some(node) => Some(node),
+        None if label.is_some_and(|node| nodes.contains(&node)) => label,
+        None => {
+            // Spread by uid, and the same one each time.
+            let number: usize = volume.uid.bytes().map(usize::from).sum();
+            number.checked_rem(nodes.len()).and_then(|at| nodes.get(at).copied()).or(label)
+        }
+    };
+    match wanted {
+        None if volume.ours => ForVolume::Wait,
+        Some(node) if label != Some(node) => ForVolume::Label(node.to_owned()),
+        _ => ForVolume::Nothing,
+    }
 }
 
 #[cfg(test)]
@@ -108,7 +139,10 @@ mod tests {
     fn a_claim_gets_the_node_that_was_chosen() {
         let late = Class { ours: true, immediate: false };
         let at_once = Class { ours: true, immediate: true };
-        let bound = Volume { node: some("n2"), ..Volume::default() };
+        let bound = Volume { ours: true, node: some("n2"), ..Volume::default() };
+        let shared = Volume { node: None, ..bound.clone() };
+        let served = Volume { label: some("n3"), ..shared.clone() };
+        let others = Volume::default();
         let capacity = |node: &str, available| Capacity {
             class: "c".into(),
             node: some(node),
@@ -161,6 +195,24 @@ mod tests {
                 ForClaim::Label(some("n2")),
             ),
             (Claim { volume: some("pv"), label: some("n2"), ..claim() }, on(&late), &all, ForClaim::Nothing),
+            (
+                Claim { volume: some("pv"), label: some("n2"), ..claim() },
+                Around { volume: Some(&shared), ..on(&late) },
+                &all,
+                ForClaim::Nothing,
+            ),
+            (
+                Claim { volume: some("pv"), label: some("n2"), ..claim() },
+                Around { volume: Some(&served), ..on(&late) },
+                &all,
+                ForClaim::Label(some("n3")),
+            ),
+            (
+                Claim { volume: some("pv"), label: some("n2"), ..claim() },
+                Around { volume: Some(&others), ..on(&late) },
+                &all,
+                ForClaim::Label(None),
+            ),
             (Claim { deleting: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
         ];
         for (claim, around, rooms, expected) in cases {
@@ -202,17 +254,27 @@ mod tests {
     #[test]
     fn a_volume_gets_the_node_of_its_affinity() {
         let volume = |node: Option<&str>, label: Option<&str>| Volume {
+            ours: true,
             node: node.map(str::to_owned),
             label: label.map(str::to_owned),
             ..Volume::default()
         };
-        for (volume, expected) in [
-            (volume(None, None), None),
-            (volume(Some("n1"), None), Some("n1")),
-            (volume(Some("n1"), Some("n2")), Some("n1")),
-            (volume(Some("n1"), Some("n1")), None),
+        let to = |node: &str| ForVolume::Label(node.to_owned());
+        let all = ["n1", "n2"];
+        for (volume, nodes, expected) in [
+            (Volume::default(), &all[..], ForVolume::Nothing),
+            (volume(Some("n3"), None), &all, to("n3")),
+            (volume(Some("n1"), Some("n2")), &all, to("n1")),
+            (volume(Some("n1"), Some("n1")), &[], ForVolume::Nothing),
+            // Of a shared pool.
+            (volume(None, None), &all, to("n1")),
+            (Volume { uid: "\u{1}".into(), ..volume(None, None) }, &all, to("n2")),
+            (volume(None, Some("n2")), &all, ForVolume::Nothing),
+            (volume(None, Some("gone")), &all, to("n1")),
+            (volume(None, Some("gone")), &[], ForVolume::Nothing),
+            (volume(None, None), &[], ForVolume::Wait),
         ] {
-            assert_eq!(for_volume(&volume), expected, "{volume:?}");
+            assert_eq!(for_volume(&volume, nodes), expected, "{volume:?} {nodes:?}");
         }
     }
 }

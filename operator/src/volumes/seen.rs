@@ -130,9 +130,13 @@ fn is_given_up(object: &Value) -> bool {
 /// A PV; of one that is another driver's, nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
+    /// Whether it is the driver's.
+    pub ours: bool,
     /// Its uid.
     pub uid: String,
-    /// The node on which it can be used; `None` of another driver's, and of a shared pool's.
+    /// Its StorageClass.
+    pub class: Option<String>,
+    /// The node on which it can be used; `None` of a shared pool's.
     pub node: Option<String>,
     /// The node that its label names.
     pub label: Option<String>,
@@ -162,7 +166,9 @@ impl From<&Value> for Volume {
         let finalizers = object.pointer("/metadata/finalizers").and_then(Value::as_array);
         let deletes = text(object, "/spec/persistentVolumeReclaimPolicy").as_deref() == Some("Delete");
         Self {
+            ours: true,
             uid: text(object, "/metadata/uid").unwrap_or_default(),
+            class: text(object, "/spec/storageClassName"),
             node,
             label: entry(object, "/metadata/labels", NODE_LABEL),
             claim: text(object, "/spec/claimRef/namespace").zip(text(object, "/spec/claimRef/name")),
@@ -175,6 +181,13 @@ impl From<&Value> for Volume {
                 .collect(),
             given_up: is_given_up(object),
         }
+    }
+}
+
+impl Volume {
+    /// The node whose agent serves it: one of a shared pool has it by its label only.
+    pub fn served_by(&self) -> Option<&String> {
+        self.node.as_ref().or(self.label.as_ref())
     }
 }
 

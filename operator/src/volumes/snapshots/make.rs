@@ -75,7 +75,7 @@ pub(super) fn content(s: &Snapshot, class: &Value, claim: &Value, volume: &Value
         },
     });
     // Other drivers' sidecars take contents without this label.
-    if let Some(node) = Volume::from(volume).node.filter(|_| driver == DRIVER) {
+    if let Some(node) = Volume::from(volume).served_by().filter(|_| driver == DRIVER) {
         content["metadata"]["labels"] = json!({MANAGED_BY: node});
     }
     if let Some(annotations) = SECRETS.annotations(&s.meta, &name, class)? {
@@ -130,6 +130,7 @@ fn expand(template: &str, known: &[(String, &str)], parameter: &str) -> Result<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volumes::seen::NODE_LABEL;
 
     fn snapshot() -> Snapshot {
         Snapshot::from(&json!({
@@ -170,6 +171,11 @@ mod tests {
                 "driver": DRIVER, "sourceVolumeMode": "Block",
             })
         );
+        let mut shared = volume(DRIVER, "cu");
+        shared["spec"]["nodeAffinity"] = Value::Null;
+        shared["metadata"]["labels"] = json!({NODE_LABEL: "node2"});
+        let shared = super::content(&snapshot(), &class(&json!({})), &claim(), &shared).unwrap();
+        assert_eq!(shared["metadata"]["labels"], json!({MANAGED_BY: "node2"}));
         let mut ebs = class(&json!({}));
         ebs["driver"] = json!("ebs");
         let other = super::content(&snapshot(), &ebs, &claim(), &volume("ebs", "cu")).unwrap();

@@ -31,6 +31,8 @@ const OF_GROUP: &str = "groupsnapshot.storage.kubernetes.io/volumeGroupSnapshotH
 pub(super) fn content(g: &Group, class: &Value, members: &[(Value, Value)]) -> Result<Value, String> {
     let mut handles = Vec::with_capacity(members.len());
     let mut place: Option<(String, String)> = None;
+    // Of a volume of a shared pool, which every node has.
+    let mut shared = None;
     for (claim, volume) in members {
         let (name, driver) = (claim["metadata"]["name"].as_str().unwrap_or_default(), driver(claim, volume)?);
         if class["driver"] != driver {
@@ -41,7 +43,11 @@ pub(super) fn content(g: &Group, class: &Value, members: &[(Value, Value)]) -> R
         }
         handles.push(volume["spec"]["csi"]["volumeHandle"].clone());
         // Other drivers' sidecars take contents without the label of a node.
-        let Some(node) = Volume::from(volume).node.filter(|_| driver == DRIVER) else { continue };
+        let volume = Volume::from(volume);
+        let Some(node) = volume.node.filter(|_| driver == DRIVER) else {
+            shared = shared.or(volume.label.filter(|_| driver == DRIVER));
+            continue;
+        };
         match &place {
             Some((first, other)) if *other != node => {
                 return Err(format!(
@@ -69,7 +75,7 @@ pub(super) fn content(g: &Group, class: &Value, members: &[(Value, Value)]) -> R
             "driver": class["driver"],
         },
     });
-    if let Some((_, node)) = place {
+    if let Some(node) = place.map(|(_, node)| node).or(shared) {
         content["metadata"]["labels"] = json!({MANAGED_BY: node});
     }
     if let Some(annotations) = SECRETS.annotations(&g.meta, &name, class)? {

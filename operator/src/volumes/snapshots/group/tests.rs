@@ -7,7 +7,7 @@ use super::super::seen::{IN_GROUP, Snapshot};
 use super::make::{self, Source};
 use super::plan::{self, Around, Step};
 use super::seen::{BEING_DELETED, BOUND, CONTENT, Group, GroupContent, Taken};
-use crate::volumes::seen::{DRIVER, MANAGED_BY};
+use crate::volumes::seen::{DRIVER, MANAGED_BY, NODE_LABEL};
 
 fn group() -> Value {
     json!({
@@ -231,6 +231,14 @@ fn a_group_is_of_volumes_of_one_node() {
         why,
         "the volume of PVC a is on node node1, and that of PVC b on node node2: the volumes of a group must be on one node"
     );
+    let shared = |name: &str, label: &str| {
+        let (claim, mut volume) = source(name, DRIVER, "");
+        volume["spec"]["nodeAffinity"] = Value::Null;
+        volume["metadata"]["labels"] = json!({NODE_LABEL: label});
+        (claim, volume)
+    };
+    let of_pool = make(&[shared("a", "node2"), shared("b", "node1")]).unwrap();
+    assert_eq!(of_pool["metadata"]["labels"][MANAGED_BY], "node2");
     let why = make(&[source("a", DRIVER, "node1"), source("b", "ebs", "node1")]).unwrap_err();
     assert!(why.contains("the volume of PVC b of \"ebs\""), "{why}");
 }
