@@ -15,7 +15,7 @@ use super::driver::Driver;
 use super::group::GroupContent;
 use super::objects::{CLAIMS, CLASSES, CONTENTS, Claim, Class, GROUP_CONTENTS, NODE_LABEL, VOLUMES, Volume};
 use super::plan::{self, ForClaim, ForVolume};
-use super::sidecars::Sidecars;
+use super::sidecars::{Duties, Sidecars};
 
 /// Calls of the driver at once.
 const WORKERS: usize = 16;
@@ -30,6 +30,16 @@ pub(super) enum Work {
     Volume(Key),
     Content(Key),
     Group(Key),
+}
+
+impl Work {
+    /// Whether stock sidecars with these duties do it.
+    fn is_of(&self, duties: Duties) -> bool {
+        match self {
+            Self::Claim(_) | Self::Volume(_) => duties.volumes,
+            Self::Content(_) | Self::Group(_) => duties.snapshots,
+        }
+    }
 }
 
 /// The controller of a node's volumes.
@@ -138,11 +148,21 @@ impl Controller {
         queue.run(WORKERS, std::future::pending(), work).await;
     }
 
+    /// Looks at all claims and PVs: the sidecars left them.
+    pub(super) fn take_up(&self) {
+        for (key, _) in self.claims.all() {
+            self.queue.add(Work::Claim(key));
+        }
+        for (key, _) in self.volumes.all() {
+            self.queue.add(Work::Volume(key));
+        }
+    }
+
     async fn reconcile(&self, work: Work) -> Outcome {
         let outcome = match &work {
+            left if left.is_of(self.sidecars.duties()) => Outcome::After(SLOWEST / 10),
             Work::Claim(key) => self.claim(key).await,
             Work::Volume(key) => self.volume(key).await,
-            Work::Content(_) | Work::Group(_) if self.sidecars.snapshot() => Outcome::After(SLOWEST / 10),
             Work::Content(key) => self.content(key).await,
             Work::Group(key) => self.group(key).await,
         };
@@ -236,5 +256,25 @@ impl Controller {
             uid: volume.metadata.uid.clone(),
         };
         self.events.publish(&about, Type::Warning, reason, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_are_served_where_only_csi_provisioner_is_stock() {
+        let key = || Key::cluster("a");
+        let all = [Work::Claim(key()), Work::Volume(key()), Work::Content(key()), Work::Group(key())];
+        for (volumes, snapshots, expected) in [
+            (false, false, [false; 4]),
+            (true, false, [true, true, false, false]),
+            (true, true, [true; 4]),
+            (false, true, [false, false, true, true]),
+        ] {
+            let duties = Duties { volumes, snapshots };
+            assert_eq!(all.clone().map(|work| work.is_of(duties)), expected, "{duties:?}");
+        }
     }
 }

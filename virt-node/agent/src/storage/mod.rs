@@ -70,20 +70,27 @@ pub async fn run(client: Client, settings: Settings, stop: impl Future<Output = 
     }
 }
 
-/// Serves whenever no sidecar of the driver's pod does.
+/// Serves what no sidecar of the driver's pod does: snapshots also where stock csi-provisioner makes the volumes.
 async fn serve(client: &Client, settings: &Settings) {
     let sidecars = Sidecars::watch(client, settings);
+    sidecars.synced().await;
+    let driver = Driver::wait(&settings.socket).await;
+    let controller = Controller::start(client, driver, settings, sidecars.clone()).await;
+    tokio::join!(Arc::clone(&controller).run(), provide(&controller, settings, &sidecars));
+}
+
+/// Keeps capacities, and takes up claims and PVs, whenever stock csi-provisioner does not.
+async fn provide(controller: &Arc<Controller>, settings: &Settings, sidecars: &Sidecars) {
     loop {
         sidecars.wait_until_absent().await;
-        let serving = async {
-            let driver = Driver::wait(&settings.socket).await;
-            tracing::info!(driver = driver.name(), node = settings.node, "serving the volumes of the node");
-            let controller = Controller::start(client, driver, settings, sidecars.clone()).await;
-            let capacity = capacity::keep(Arc::clone(&controller), settings.clone());
-            tokio::join!(controller.run(), capacity);
-        };
+        tracing::info!(
+            driver = controller.driver.name(),
+            node = settings.node,
+            "serving the volumes of the node"
+        );
+        controller.take_up();
         tokio::select! {
-            () = serving => {}
+            () = capacity::keep(Arc::clone(controller), settings.clone()) => {}
             () = sidecars.wait_until_present() => {
                 tracing::info!(node = settings.node, "the CSI sidecars of the node take over its volumes");
             }

@@ -1,5 +1,5 @@
-//! Whether stock csi-provisioner serves the claims of this node: then the agent leaves them alone. The driver's DaemonSet
-//! decides which of both works, so a cluster is switched by changing it. Both find each other's volumes and PVs by name:
+//! Whether stock csi-provisioner serves the claims of this node, and stock csi-snapshotter its snapshots: the agent leaves
+//! alone what they serve. The driver's DaemonSet decides which of both works, so a cluster is switched by changing it. Both find each other's volumes and PVs by name:
 //! while a pod is replaced, no volume is made twice.
 
 use std::time::Duration;
@@ -58,6 +58,15 @@ impl From<&Pod> for ObservedPod {
     }
 }
 
+/// The work that stock sidecars do on the node; the agent does the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Duties {
+    /// csi-provisioner serves claims and PVs.
+    pub(super) volumes: bool,
+    /// csi-snapshotter serves contents of snapshots and groups.
+    pub(super) snapshots: bool,
+}
+
 /// The driver's pods of the node.
 #[derive(Clone)]
 pub(super) struct Sidecars(Cache<ObservedPod>);
@@ -72,24 +81,32 @@ impl Sidecars {
         Self(Cache::<ObservedPod>::builder().start::<Pod>(client, PODS, &scope))
     }
 
-    fn provision(&self) -> bool {
-        self.0.all().iter().any(|(_, pod)| pod.provisions)
-    }
-
-    /// Whether stock csi-snapshotter makes the snapshots of the node.
-    pub(super) fn snapshot(&self) -> bool {
-        self.0.all().iter().any(|(_, pod)| pod.snapshots)
-    }
-
-    /// Waits until no pod of the node has the sidecar.
-    pub(super) async fn wait_until_absent(&self) {
+    /// Waits until the pods are known.
+    pub(super) async fn synced(&self) {
         self.0.synced().await;
+    }
+
+    /// What the sidecars of the node do.
+    pub(super) fn duties(&self) -> Duties {
+        let pods = self.0.all();
+        Duties {
+            volumes: pods.iter().any(|(_, pod)| pod.provisions),
+            snapshots: pods.iter().any(|(_, pod)| pod.snapshots),
+        }
+    }
+
+    fn provision(&self) -> bool {
+        self.duties().volumes
+    }
+
+    /// Waits until no pod of the node has stock csi-provisioner.
+    pub(super) async fn wait_until_absent(&self) {
         while self.provision() {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Waits until a pod of the node has the sidecar.
+    /// Waits until a pod of the node has stock csi-provisioner.
     pub(super) async fn wait_until_present(&self) {
         while !self.provision() {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -103,16 +120,20 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_with_the_sidecar_provisions_until_it_ends() {
+    fn a_pod_with_a_sidecar_does_its_work_until_it_ends() {
+        let driver = json!({"name": "hostpath-provisioner"});
+        let (provisioner, snapshotter) = (json!({"name": PROVISIONER}), json!({"name": SNAPSHOTTER}));
         for (containers, phase, expected) in [
-            (json!([{"name": "hostpath-provisioner"}]), "Running", false),
-            (json!([{"name": "hostpath-provisioner"}, {"name": "csi-provisioner"}]), "Running", true),
-            (json!([{"name": "csi-provisioner"}]), "Pending", true),
-            (json!([{"name": "csi-provisioner"}]), "Failed", false),
+            (json!([driver]), "Running", (false, false)),
+            (json!([driver, provisioner]), "Running", (true, false)),
+            (json!([driver, provisioner, snapshotter]), "Running", (true, true)),
+            (json!([provisioner]), "Pending", (true, false)),
+            (json!([provisioner, snapshotter]), "Failed", (false, false)),
         ] {
             let pod = json!({"spec": {"containers": containers}, "status": {"phase": phase}});
             let pod: Pod = serde_json::from_value(pod).unwrap();
-            assert_eq!(ObservedPod::from(&pod).provisions, expected, "{pod:?}");
+            let observed = ObservedPod::from(&pod);
+            assert_eq!((observed.provisions, observed.snapshots), expected, "{pod:?}");
         }
     }
 }
