@@ -11,30 +11,37 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
+use super::guards::Source;
 use super::loss::{self, Loss};
 use super::plan::{self, Around, ForClaim, ForVolume, Room};
 use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, MANAGED_BY,
-    NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
+    NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, VOLUMES, Volume,
 };
 
 /// Writes at once.
 const WORKERS: usize = 8;
 /// Time until a claim without room is looked at again.
 const WAIT: Duration = Duration::from_secs(5);
+/// Time until a finalizer of a VolumeSnapshot is looked at: claims are followed apart from snapshots.
+const SWEEP: Duration = Duration::from_secs(60);
 
 /// A key of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Work {
     Claim(Key),
     Volume(Key),
+    Source(Source),
 }
 
 /// Caches, and the API server.
 pub(super) struct Controller {
     pub(super) client: Client,
     pub(super) events: Events,
-    claims: Cache<Claim>,
+    pub(super) claims: Cache<Claim>,
+    /// Claims without a volume, by their source.
+    pub(super) by_source: Index,
+    pub(super) snapshots: Cache<Snapshot>,
     volumes: Cache<Volume>,
     nodes: Cache<Node>,
     classes: Cache<Class>,
@@ -54,13 +61,38 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         None => claim.class.iter().cloned().collect(),
         Some(_) => Vec::new(),
     });
+    let by_source = claims.index(|key, claim| {
+        let source = Source::of(key, claim).filter(|_| claim.volume.is_none());
+        source.iter().map(Source::entry).collect()
+    });
     let claims = claims
         .on_change(move |change| {
-            if [change.before, change.after].into_iter().flatten().any(|claim| claim.ours) {
-                feed.add(Work::Claim(change.key.clone()));
+            for claim in [change.before, change.after].into_iter().flatten() {
+                if claim.ours {
+                    feed.add(Work::Claim(change.key.clone()));
+                }
+                if claim.guarded {
+                    feed.add(Work::Source(Source::Claim(change.key.clone())));
+                }
+                if let Some(source) = Source::of(change.key, claim) {
+                    feed.add(Work::Source(source));
+                }
             }
         })
         .start::<Value>(&client, CLAIMS, &all);
+    let feed = queue.clone();
+    // Not waited for: a cluster may have no VolumeSnapshots.
+    let snapshots = Cache::<Snapshot>::builder()
+        .on_change(move |change| {
+            let is_guarded = |one: Option<&Arc<Snapshot>>| one.is_some_and(|one| one.guarded);
+            let source = || Work::Source(Source::Snapshot(change.key.clone()));
+            match (is_guarded(change.before), is_guarded(change.after)) {
+                (_, true) => feed.add_after(source(), SWEEP),
+                (true, false) => feed.add(source()),
+                (false, false) => {}
+            }
+        })
+        .start::<Value>(&client, SNAPSHOTS, &all);
     let feed = queue.clone();
     let mut volumes = Cache::<Volume>::builder();
     let by_node = volumes.index(|_, volume| volume.served_by().into_iter().cloned().collect());
@@ -119,6 +151,8 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         client,
         events,
         claims,
+        by_source,
+        snapshots,
         volumes,
         nodes,
         classes,
@@ -133,6 +167,10 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
             match work {
                 Work::Claim(key) => controller.claim(&key).await,
                 Work::Volume(key) => controller.volume(&key).await,
+                Work::Source(source) => {
+                    let guarded = controller.guard(&source, false).await;
+                    Outcome::of(guarded.map(|()| Outcome::Done), "source of volumes", &source.entry())
+                }
             }
         }
     };
@@ -156,7 +194,7 @@ impl Controller {
             class: class.as_deref(),
             volume: volume.as_deref(),
             source: source.as_ref().and_then(|source| source.label.as_deref()),
-            stock: self.daemon_sets.all().iter().any(|(_, set)| set.provisions),
+            stock: self.is_stock(),
         };
         let snapshot = match plan::needs_snapshot(&claim, around) {
             true => self.snapshot_node(key, claim.snapshot.as_deref().unwrap_or_default()).await,
@@ -175,6 +213,13 @@ impl Controller {
             && let Err(pause) = self.attempts.begin(key, &claim.uid, Instant::now())
         {
             return Outcome::After(pause);
+        }
+        if claim.volume.is_none()
+            && matches!(step, ForClaim::Choose(_) | ForClaim::Label(Some(_)))
+            && let Some(source) = Source::of(key, &claim)
+            && let Err(error) = self.guard(&source, true).await
+        {
+            return Outcome::of(Err(error), "source of volumes", &source.entry());
         }
         let patch = match step {
             ForClaim::Nothing => return self.report_loss(key, &claim, self.loss_of(&claim).as_ref()).await,
@@ -199,12 +244,16 @@ impl Controller {
         }
     }
 
+    /// Whether stock csi-provisioner makes the volumes.
+    pub(super) fn is_stock(&self) -> bool {
+        self.daemon_sets.all().iter().any(|(_, set)| set.provisions)
+    }
+
     /// The node of a claim's snapshot; `None` until it is known.
     async fn snapshot_node(&self, claim: &Key, name: &str) -> Option<String> {
         let key = Key::new(claim.namespace(), name);
-        let snapshot: Value = self.client.find(SNAPSHOTS, &key).await.ok().flatten()?;
-        let content = snapshot["status"]["boundVolumeSnapshotContentName"].as_str()?;
-        let content: Value = self.client.find(CONTENTS, &Key::cluster(content)).await.ok().flatten()?;
+        let content = self.snapshots.get(&key)?.content.clone()?;
+        let content: Value = self.client.find(CONTENTS, &Key::cluster(&content)).await.ok().flatten()?;
         content["metadata"]["labels"][MANAGED_BY].as_str().map(str::to_owned)
     }
 

@@ -13,6 +13,7 @@
 //!
 //! - [`seen`]: what is read of the objects. [`plan`]: what is written (pure). [`control`]: caches, queue, writes.
 //! - [`attempts`]: pauses between the choices for one claim.
+//! - [`guards`]: finalizers of the sources of copies.
 //! - [`loss`]: nodes that are away, and what an administrator gives up (pure). [`release`]: the writes of that.
 //! - [`snapshots`]: the snapshot controller.
 //!
@@ -20,6 +21,7 @@
 
 mod attempts;
 pub mod control;
+mod guards;
 mod loss;
 pub mod plan;
 mod release;

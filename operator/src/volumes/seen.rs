@@ -21,6 +21,10 @@ pub const NODE_LOST: &str = "ferrovirt.io/node-lost";
 pub const UNAVAILABLE: &str = "ferrovirt.io/NodeUnavailable";
 /// Finalizer of a PV: the agent or csi-provisioner of its node deletes the volume first.
 pub const PROVISIONED: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+/// Finalizer of a claim while clones of it are made.
+pub const CLONED: &str = "provisioner.storage.kubernetes.io/cloning-protection";
+/// Finalizer of a VolumeSnapshot while volumes are restored from it.
+pub const RESTORED: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
 /// Key of the driver's topology.
 const TOPOLOGY: &str = "topology.hostpath.csi/node";
 
@@ -55,7 +59,13 @@ fn bytes(object: &Value, path: &str) -> Option<u64> {
     text(object, path).and_then(|text| api::quantity::bytes(&text).ok())
 }
 
-/// A claim; of a claim that is another driver's, nothing.
+/// Whether an object has a finalizer.
+fn is_held(object: &Value, finalizer: &str) -> bool {
+    let all = object.pointer("/metadata/finalizers").and_then(Value::as_array);
+    all.is_some_and(|all| all.iter().any(|one| one == finalizer))
+}
+
+/// A claim; of a claim that is another driver's, its PV and source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Whether the driver is to make its volume, or made it.
@@ -80,6 +90,8 @@ pub struct Claim {
     pub snapshot: Option<String>,
     /// Whether another program fills it.
     pub other_source: bool,
+    /// Whether it is kept for its clones.
+    pub guarded: bool,
     /// Its condition that its node is not available: reason and message.
     pub unavailable: Option<(String, String)>,
 }
@@ -89,9 +101,6 @@ impl From<&Value> for Claim {
         let annotation = |key: &str| entry(object, "/metadata/annotations", key);
         let provisioner = annotation("volume.kubernetes.io/storage-provisioner")
             .or_else(|| annotation("volume.beta.kubernetes.io/storage-provisioner"));
-        if !provisioner.as_deref().is_some_and(is_ours) {
-            return Self::default();
-        }
         let kind = text(object, "/spec/dataSourceRef/kind").or_else(|| text(object, "/spec/dataSource/kind"));
         let name = text(object, "/spec/dataSourceRef/name").or_else(|| text(object, "/spec/dataSource/name"));
         let group = text(object, "/spec/dataSourceRef/apiGroup")
@@ -99,19 +108,47 @@ impl From<&Value> for Claim {
             .unwrap_or_default();
         let is_claim = kind.as_deref() == Some("PersistentVolumeClaim") && group.is_empty();
         let is_snapshot = kind.as_deref() == Some("VolumeSnapshot") && group == SNAPSHOTS.group;
+        let volume = text(object, "/spec/volumeName");
+        let (source, snapshot) =
+            (name.clone().filter(|_| is_claim), name.filter(|_| is_snapshot));
+        if !provisioner.as_deref().is_some_and(is_ours) {
+            return Self { volume, source, snapshot, ..Self::default() };
+        }
         Self {
             ours: true,
             deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
             uid: text(object, "/metadata/uid").unwrap_or_default(),
             class: text(object, "/spec/storageClassName"),
-            volume: text(object, "/spec/volumeName"),
+            volume,
             selected: annotation(SELECTED_NODE).or_else(|| annotation(PROVISION_ON_NODE)),
             label: entry(object, "/metadata/labels", NODE_LABEL),
             request: bytes(object, "/spec/resources/requests/storage").unwrap_or(0),
-            source: name.clone().filter(|_| is_claim),
-            snapshot: name.filter(|_| is_snapshot),
+            source,
+            snapshot,
             other_source: kind.is_some() && !is_claim && !is_snapshot,
+            guarded: is_held(object, CLONED),
             unavailable: unavailable(object),
+        }
+    }
+}
+
+/// A VolumeSnapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its VolumeSnapshotContent.
+    pub content: Option<String>,
+    /// Whether it is kept for the volumes that are restored from it.
+    pub guarded: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+impl From<&Value> for Snapshot {
+    fn from(object: &Value) -> Self {
+        Self {
+            content: text(object, "/status/boundVolumeSnapshotContentName"),
+            guarded: is_held(object, RESTORED),
+            deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
         }
     }
 }
@@ -274,5 +311,32 @@ impl From<&Value> for DaemonSet {
         Self {
             provisions: names.contains_key("hostpath-provisioner") && names.contains_key("csi-provisioner"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_claims_of_other_drivers_only_the_source_is_kept() {
+        let claim = |provisioner: &str| {
+            Claim::from(&json!({
+                "metadata": {
+                    "uid": "u", "finalizers": [CLONED],
+                    "annotations": {"volume.kubernetes.io/storage-provisioner": provisioner},
+                },
+                "spec": {
+                    "storageClassName": "c",
+                    "dataSource": {"apiGroup": SNAPSHOTS.group, "kind": "VolumeSnapshot", "name": "golden"},
+                },
+            }))
+        };
+        let snapshot = Some("golden".to_owned());
+        let ours = claim(DRIVER);
+        assert_eq!((ours.ours, ours.guarded, &ours.snapshot), (true, true, &snapshot));
+        assert_eq!(claim("other"), Claim { snapshot, ..Claim::default() });
     }
 }

@@ -122,6 +122,9 @@ impl Controller {
     async fn source_claim(&self, claim: &Claim, key: &Key) -> Result<String> {
         let refuse = |text: String| Error::new(Kind::Content, text);
         let source: Claim = self.client.get(CLAIMS, key).await.map_err(lookup_failed)?;
+        if source.metadata.deletion_timestamp.is_some() {
+            return Err(refuse(format!("the source claim {key} is being deleted")));
+        }
         if source.status.phase != "Bound" {
             return Err(refuse(format!("the source claim {key} is not bound")));
         }
