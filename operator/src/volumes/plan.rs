@@ -78,10 +78,11 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, rooms: &[Room<'_>]) -> ForCl
     if is_copy && around.source.is_none() {
         return ForClaim::Wait;
     }
-    let may = |room: &&Room<'_>| {
-        let node = room.capacity.node.as_deref();
-        node.is_some_and(|node| around.source.is_none_or(|source| source == node)) && room.fits(claim)
+    let allowed = |node: &str| {
+        around.source.is_none_or(|source| source == node)
+            && around.class.is_some_and(|class| class.allows(node))
     };
+    let may = |room: &&Room<'_>| room.capacity.node.as_deref().is_some_and(allowed) && room.fits(claim);
     // A cordoned node is the last choice: no new pod would find the volume there.
     let open = |room: &Room<'_>| room.node.is_some_and(|node| !node.cordoned);
     let most = rooms.iter().filter(may).max_by(|a, b| {
@@ -137,8 +138,9 @@ mod tests {
 
     #[test]
     fn a_claim_gets_the_node_that_was_chosen() {
-        let late = Class { ours: true, immediate: false };
-        let at_once = Class { ours: true, immediate: true };
+        let late = Class { ours: true, ..Class::default() };
+        let at_once = Class { ours: true, immediate: true, ..Class::default() };
+        let first = Class { allowed: Some(["n1".to_owned()].into()), ..at_once.clone() };
         let bound = Volume { ours: true, node: some("n2"), ..Volume::default() };
         let shared = Volume { node: None, ..bound.clone() };
         let served = Volume { label: some("n3"), ..shared.clone() };
@@ -166,6 +168,14 @@ mod tests {
             (Claim { label: some("n1"), ..claim() }, on(&late), &all, ForClaim::Label(None)),
             (claim(), on(&at_once), &all, ForClaim::Choose("n2".into())),
             (Claim { request: 70, ..claim() }, on(&at_once), &all, ForClaim::Wait),
+            (claim(), on(&first), &all, ForClaim::Choose("n1".into())),
+            (Claim { request: 55, ..claim() }, on(&first), &all, ForClaim::Wait),
+            (
+                Claim { source: some("golden"), ..claim() },
+                Around { source: Some("n2"), ..on(&first) },
+                &all,
+                ForClaim::Wait,
+            ),
             (claim(), Around { stock: true, ..on(&at_once) }, &all, ForClaim::Nothing),
             (Claim { other_source: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
             (
@@ -222,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_away_is_not_chosen() {
-        let class = Class { ours: true, immediate: true };
+        let class = Class { ours: true, immediate: true, ..Class::default() };
         let ready = Node { ready: true, ..Node::default() };
         let away = Node { ready: false, ..Node::default() };
         let cordoned = Node { cordoned: true, ..ready.clone() };

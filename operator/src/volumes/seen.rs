@@ -1,6 +1,6 @@
 //! Claims, PVs, classes and capacities, reduced to the fields that decide on a node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::hostpath::{LEGACY_PROVISIONER, PROVISION_ON_NODE};
 use cluster::Resource;
@@ -109,8 +109,7 @@ impl From<&Value> for Claim {
         let is_claim = kind.as_deref() == Some("PersistentVolumeClaim") && group.is_empty();
         let is_snapshot = kind.as_deref() == Some("VolumeSnapshot") && group == SNAPSHOTS.group;
         let volume = text(object, "/spec/volumeName");
-        let (source, snapshot) =
-            (name.clone().filter(|_| is_claim), name.filter(|_| is_snapshot));
+        let (source, snapshot) = (name.clone().filter(|_| is_claim), name.filter(|_| is_snapshot));
         if !provisioner.as_deref().is_some_and(is_ours) {
             return Self { volume, source, snapshot, ..Self::default() };
         }
@@ -261,6 +260,8 @@ pub struct Class {
     pub ours: bool,
     /// Whether claims are bound before a pod uses them.
     pub immediate: bool,
+    /// The nodes of its allowedTopologies; `None`: all nodes.
+    pub allowed: Option<BTreeSet<String>>,
 }
 
 impl From<&Value> for Class {
@@ -268,8 +269,31 @@ impl From<&Value> for Class {
         Self {
             ours: text(object, "/provisioner").as_deref().is_some_and(is_ours),
             immediate: text(object, "/volumeBindingMode").as_deref() != Some("WaitForFirstConsumer"),
+            allowed: allowed(object),
         }
     }
+}
+
+impl Class {
+    /// Whether its volumes may be on a node.
+    pub fn allows(&self, node: &str) -> bool {
+        self.allowed.as_ref().is_none_or(|all| all.contains(node))
+    }
+}
+
+/// The nodes of one of the terms of a class. The driver's topology has one key: a term with another key has no node, as for
+/// csi-provisioner.
+fn allowed(class: &Value) -> Option<BTreeSet<String>> {
+    let terms = class.pointer("/allowedTopologies")?.as_array().filter(|terms| !terms.is_empty())?;
+    let nodes = |one: &Value| {
+        let values = one["values"].as_array().filter(|_| one["key"] == TOPOLOGY);
+        values.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    let of_term = |term: &Value| {
+        let all = term["matchLabelExpressions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        all.iter().map(nodes).reduce(|a, b| &a & &b).unwrap_or_default()
+    };
+    Some(terms.iter().flat_map(of_term).collect())
 }
 
 /// The room that a node has left for a class.
@@ -319,6 +343,28 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_class_allows_the_nodes_of_each_of_its_terms() {
+        let one = |key: &str, values: &[&str]| json!({"key": key, "values": values});
+        let term = |all: &[&Value]| json!({"matchLabelExpressions": all});
+        let (n1, both) = (one(TOPOLOGY, &["n1"]), one(TOPOLOGY, &["n1", "n2"]));
+        let n3 = one(TOPOLOGY, &["n3"]);
+        let zone = one("topology.kubernetes.io/zone", &["n1"]);
+        for (terms, expected) in [
+            (json!(null), Some(["n1", "n2", "n3"].as_slice())),
+            (json!([]), Some(&["n1", "n2", "n3"])),
+            (json!([term(&[&n1])]), Some(&["n1"])),
+            (json!([term(&[&n1, &both])]), Some(&["n1"])),
+            (json!([term(&[&n1]), term(&[&n3])]), Some(&["n1", "n3"])),
+            (json!([term(&[&zone])]), None),
+            (json!([term(&[&both, &zone])]), None),
+        ] {
+            let class = Class::from(&json!({"provisioner": DRIVER, "allowedTopologies": terms}));
+            let nodes: Vec<&str> = ["n1", "n2", "n3"].into_iter().filter(|node| class.allows(node)).collect();
+            assert_eq!(nodes, expected.unwrap_or_default(), "{terms}");
+        }
+    }
 
     #[test]
     fn of_claims_of_other_drivers_only_the_source_is_kept() {
