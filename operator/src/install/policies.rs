@@ -3,7 +3,8 @@
 //! - The node agent writes only its own node and the instances on it: the API server puts the node of the agent's pod
 //!   into its token, so an agent on a stolen node cannot name another one.
 //! - The node agent changes nothing of a pod but the annotation network-status, on its own node.
-//! - The node agent writes only claims, volumes, snapshots and capacities that the labels of its node are on.
+//! - The node agent writes only claims, volumes, snapshots and capacities that the labels of its node are on; it takes a
+//!   content of a snapshot that the operator offers to all nodes.
 //! - Only the operator makes pods that count as launchers.
 
 use serde_json::{Value, json};
@@ -39,23 +40,55 @@ fn policy(name: &str, rule: &Value, conditions: &Value, variables: &Value, check
     [policy, binding]
 }
 
+/// True where old and new object have the same value in a field of the metadata, which is `none` where it is missing.
+fn same(field: &str, none: &str) -> String {
+    format!("object.metadata.?{field}.orValue({none}) == oldObject.metadata.?{field}.orValue({none})")
+}
+
+/// True where old and new object have the same labels or annotations but for these, as far as anything acts on them.
+fn same_but(field: &str, except: &[&str]) -> String {
+    let map = |object: &str| format!("{object}.metadata.?{field}.orValue({{}})");
+    let except = except.iter().map(|key| format!("key == '{key}' || ")).collect::<String>();
+    // Every other entry of one object is in the other object.
+    let within = |one: &str, other: &str| {
+        let (one, other) = (map(one), map(other));
+        format!("{one}.all(key, {except}{other}[?key].orValue('') == {one}[key])")
+    };
+    format!("{} && {}", within("object", "oldObject"), within("oldObject", "object"))
+}
+
+/// True where old and new object have the same spec and status.
+const SAME_CONTENT: &str = "object.spec == oldObject.spec && object.?status == oldObject.?status";
+
 /// True where old and new object differ in the annotation network-status alone, as far as anything acts on it.
 fn only_network_status() -> String {
-    const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-    let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
-    // Every annotation of one object but that one is in the other object.
-    let within = |one: &str, other: &str| {
-        let (one, other) = (annotations(one), annotations(other));
-        format!("{one}.all(key, key == '{STATUS}' || {other}[?key].orValue('') == {one}[key])")
-    };
-    let same = |field: &str, none: &str| {
-        format!("object.metadata.?{field}.orValue({none}) == oldObject.metadata.?{field}.orValue({none})")
-    };
-    let mut all = vec![same("labels", "{}"), same("finalizers", "[]"), same("ownerReferences", "[]")];
-    all.push("object.spec == oldObject.spec && object.?status == oldObject.?status".to_owned());
-    all.push(within("object", "oldObject"));
-    all.push(within("oldObject", "object"));
-    all.join(" && ")
+    [
+        same("labels", "{}"),
+        same("finalizers", "[]"),
+        same("ownerReferences", "[]"),
+        SAME_CONTENT.to_owned(),
+        same_but("annotations", &["k8s.v1.cni.cncf.io/network-status"]),
+    ]
+    .join(" && ")
+}
+
+/// True where the agent takes a VolumeSnapshotContent that no node has, whose snapshot was not taken in the cluster: it adds
+/// its node's label and removes the one that asks for it, and changes nothing else.
+fn takes_content() -> String {
+    let (node, asks) = ("snapshot.storage.kubernetes.io/managed-by", crate::volumes::seen::UNASSIGNED);
+    [
+        format!("variables.node != '' && {} != '' && {} == ''", old_label(asks), old_label(node)),
+        format!("oldObject.spec.driver == '{}'", super::hostpath::DRIVER),
+        "oldObject.spec.source.?snapshotHandle.orValue('') != ''".to_owned(),
+        format!("object.metadata.?labels[?'{node}'].orValue('') == variables.node"),
+        format!("!('{asks}' in object.metadata.labels)"),
+        same_but("labels", &[node, asks]),
+        same("annotations", "{}"),
+        same("finalizers", "[]"),
+        same("ownerReferences", "[]"),
+        SAME_CONTENT.to_owned(),
+    ]
+    .join(" && ")
 }
 
 /// Policies of the objects of volumes: the agent writes those of its node only, which a label names.
@@ -109,13 +142,21 @@ fn volumes(agent: &Value, node: &Value) -> Vec<Value> {
             ),
         ]),
     ));
-    for (name, group, contents, kind) in [
-        ("snapshots", "snapshot.storage.k8s.io", "volumesnapshotcontents", "VolumeSnapshotContents"),
+    let labelled = is("snapshot.storage.kubernetes.io/managed-by", "variables.node");
+    for (name, group, contents, kind, rule_of_kind) in [
+        (
+            "snapshots",
+            "snapshot.storage.k8s.io",
+            "volumesnapshotcontents",
+            "VolumeSnapshotContents",
+            format!("{labelled} || ({})", takes_content()),
+        ),
         (
             "group-snapshots",
             "groupsnapshot.storage.k8s.io",
             "volumegroupsnapshotcontents",
             "VolumeGroupSnapshotContents",
+            labelled.clone(),
         ),
     ] {
         all.extend(policy(
@@ -123,10 +164,7 @@ fn volumes(agent: &Value, node: &Value) -> Vec<Value> {
             &rule(group, &[contents, &format!("{contents}/status")], &["UPDATE"]),
             agent,
             node,
-            &json!([check(
-                is("snapshot.storage.kubernetes.io/managed-by", "variables.node"),
-                &format!("the node agent may change {kind} of its own node only"),
-            )]),
+            &json!([check(rule_of_kind, &format!("the node agent may change {kind} of its own node only"),)]),
         ));
     }
     all.extend(policy(

@@ -15,8 +15,8 @@ use super::guards::Source;
 use super::loss::{self, Loss};
 use super::plan::{self, Around, ForClaim, ForVolume, Room};
 use super::seen::{
-    CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, MANAGED_BY,
-    NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, VOLUMES, Volume,
+    CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, Content, DAEMON_SETS, DaemonSet,
+    NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, UNASSIGNED, VOLUMES, Volume,
 };
 
 /// Writes at once.
@@ -32,6 +32,7 @@ enum Work {
     Claim(Key),
     Volume(Key),
     Source(Source),
+    Content(Key),
 }
 
 /// Caches, and the API server.
@@ -42,6 +43,7 @@ pub(super) struct Controller {
     /// Claims without a volume, by their source.
     pub(super) by_source: Index,
     pub(super) snapshots: Cache<Snapshot>,
+    contents: Cache<Content>,
     volumes: Cache<Volume>,
     nodes: Cache<Node>,
     classes: Cache<Class>,
@@ -93,6 +95,10 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
             }
         })
         .start::<Value>(&client, SNAPSHOTS, &all);
+    let feed = queue.clone();
+    let contents = Cache::<Content>::builder()
+        .on_change(move |change| feed.add(Work::Content(change.key.clone())))
+        .start::<Value>(&client, CONTENTS, &all);
     let feed = queue.clone();
     let mut volumes = Cache::<Volume>::builder();
     let by_node = volumes.index(|_, volume| volume.served_by().into_iter().cloned().collect());
@@ -153,6 +159,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         claims,
         by_source,
         snapshots,
+        contents,
         volumes,
         nodes,
         classes,
@@ -167,6 +174,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
             match work {
                 Work::Claim(key) => controller.claim(&key).await,
                 Work::Volume(key) => controller.volume(&key).await,
+                Work::Content(key) => controller.content(&key).await,
                 Work::Source(source) => {
                     let guarded = controller.guard(&source, false).await;
                     Outcome::of(guarded.map(|()| Outcome::Done), "source of volumes", &source.entry())
@@ -196,11 +204,8 @@ impl Controller {
             source: source.as_ref().and_then(|source| source.label.as_deref()),
             stock: self.is_stock(),
         };
-        let snapshot = match plan::needs_snapshot(&claim, around) {
-            true => self.snapshot_node(key, claim.snapshot.as_deref().unwrap_or_default()).await,
-            false => None,
-        };
-        around.source = around.source.or(snapshot.as_deref());
+        let content = claim.snapshot.as_deref().and_then(|name| self.content_of(key, name));
+        around.source = around.source.or(content.as_ref().and_then(|content| content.node.as_deref()));
         let capacities = self.capacities.by(self.by_class, claim.class.as_deref().unwrap_or_default());
         let nodes: Vec<_> = capacities.iter().map(|(_, one)| self.node(one.node.as_deref())).collect();
         let rooms: Vec<Room<'_>> = capacities
@@ -249,12 +254,19 @@ impl Controller {
         self.daemon_sets.all().iter().any(|(_, set)| set.provisions)
     }
 
-    /// The node of a claim's snapshot; `None` until it is known.
-    async fn snapshot_node(&self, claim: &Key, name: &str) -> Option<String> {
-        let key = Key::new(claim.namespace(), name);
-        let content = self.snapshots.get(&key)?.content.clone()?;
-        let content: Value = self.client.find(CONTENTS, &Key::cluster(&content)).await.ok().flatten()?;
-        content["metadata"]["labels"][MANAGED_BY].as_str().map(str::to_owned)
+    /// The content of a claim's snapshot; `None` until it is known.
+    fn content_of(&self, claim: &Key, snapshot: &str) -> Option<Arc<Content>> {
+        let snapshot = self.snapshots.get(&Key::new(claim.namespace(), snapshot))?;
+        self.contents.get(&Key::cluster(snapshot.content.as_deref()?))
+    }
+
+    async fn content(&self, key: &Key) -> Outcome {
+        let Some(content) = self.contents.get(key) else { return Outcome::Done };
+        let Some(set) = plan::for_content(&content) else { return Outcome::Done };
+        let label = set.then_some("true");
+        let patch = json!({"metadata": {"uid": content.uid, "labels": {UNASSIGNED: label}}});
+        let written = self.client.merge_patch::<IgnoredAny>(CONTENTS, key, &patch).await;
+        Outcome::of(written.map(|_| Outcome::Done), "VolumeSnapshotContent", key)
     }
 
     /// Why the volume of a claim cannot be reached.

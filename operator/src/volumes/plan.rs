@@ -1,6 +1,6 @@
 //! Which node a claim or PV is labelled with, decided on what is known. Pure, tested as tables.
 
-use super::seen::{Capacity, Claim, Class, Node, Volume};
+use super::seen::{Capacity, Claim, Class, Content, Node, Volume};
 
 /// The change of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,12 +43,6 @@ impl Room<'_> {
         let Capacity { available, largest, .. } = self.capacity;
         self.node.is_some_and(|node| node.ready) && largest.unwrap_or(*available) >= claim.request
     }
-}
-
-/// Whether the node of a claim's snapshot is needed: it is read for such a claim only.
-pub fn needs_snapshot(claim: &Claim, around: Around<'_>) -> bool {
-    let chosen_here = around.class.is_some_and(|class| class.ours && class.immediate) && !around.stock;
-    chosen_here && claim.snapshot.is_some() && claim.volume.is_none() && claim.selected.is_none()
 }
 
 /// Decides about a claim; `rooms` are those of its class.
@@ -122,6 +116,12 @@ pub fn for_volume(volume: &Volume, nodes: &[&str]) -> ForVolume {
         Some(node) if label != Some(node) => ForVolume::Label(node.to_owned()),
         _ => ForVolume::Nothing,
     }
+}
+
+/// Whether the label that lets agents look for a snapshot is set or removed; `None`: neither.
+pub fn for_content(content: &Content) -> Option<bool> {
+    let wanted = content.given && content.node.is_none();
+    (wanted != content.unassigned).then_some(wanted)
 }
 
 #[cfg(test)]
@@ -285,6 +285,20 @@ mod tests {
             (volume(None, None), &[], ForVolume::Wait),
         ] {
             assert_eq!(for_volume(&volume, nodes), expected, "{volume:?} {nodes:?}");
+        }
+    }
+    #[test]
+    fn agents_look_for_a_snapshot_that_was_not_taken_here() {
+        for (given, node, unassigned, expected) in [
+            (true, None, false, Some(true)),
+            (true, None, true, None),
+            (true, Some("n1"), true, Some(false)),
+            (true, Some("n1"), false, None),
+            (false, None, false, None),
+            (false, None, true, Some(false)),
+        ] {
+            let content = Content { given, node: node.and_then(some), unassigned, ..Content::default() };
+            assert_eq!(for_content(&content), expected, "{content:?}");
         }
     }
 }

@@ -13,6 +13,8 @@ pub use crate::storage::seen::snapshot::MANAGED_BY;
 pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 /// Label of claims and PVs: the node of the agent that serves them (virt-agent reads it).
 pub const NODE_LABEL: &str = "ferrovirt.io/node";
+/// Label of a VolumeSnapshotContent whose snapshot was not taken here: agents look for it in their pools (virt-agent reads it).
+pub const UNASSIGNED: &str = "ferrovirt.io/unassigned";
 /// Annotation of a claim: the node that was chosen for it.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Annotation of a Node or PV, set by an administrator: `true` gives up the volumes of a node that does not come back.
@@ -148,6 +150,31 @@ impl From<&Value> for Snapshot {
             content: text(object, "/status/boundVolumeSnapshotContentName"),
             guarded: is_held(object, RESTORED),
             deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
+        }
+    }
+}
+
+/// A VolumeSnapshotContent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    /// Its uid.
+    pub uid: String,
+    /// Whether it is the driver's and was not taken here, so that its node is not known.
+    pub given: bool,
+    /// The node that has its snapshot.
+    pub node: Option<String>,
+    /// Whether agents look for its snapshot.
+    pub unassigned: bool,
+}
+
+impl From<&Value> for Content {
+    fn from(object: &Value) -> Self {
+        let ours = text(object, "/spec/driver").as_deref() == Some(DRIVER);
+        Self {
+            uid: text(object, "/metadata/uid").unwrap_or_default(),
+            given: ours && text(object, "/spec/source/snapshotHandle").is_some(),
+            node: entry(object, "/metadata/labels", MANAGED_BY),
+            unassigned: entry(object, "/metadata/labels", UNASSIGNED).is_some(),
         }
     }
 }

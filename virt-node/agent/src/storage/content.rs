@@ -12,6 +12,8 @@ use super::objects::{CONTENTS, Metadata};
 
 /// Label of the contents of a node; the snapshot controller sets it.
 pub(super) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+/// Label of contents whose snapshots were not taken here, until the node that has the snapshot is found; the operator sets it.
+pub(super) const UNASSIGNED: &str = "ferrovirt.io/unassigned";
 /// Annotations of a content in a group: its snapshot is made and deleted with the group.
 const OF_GROUP: [&str; 2] = [
     "groupsnapshot.storage.kubernetes.io/volumeGroupSnapshotHandle",
@@ -184,6 +186,20 @@ pub(super) fn for_content(content: &Content, driver: &str) -> ForContent<String>
     content.next(source.volume_handle.clone(), handle)
 }
 
+/// The handle of the snapshot of a content whose node is not known.
+pub(super) fn unassigned<'a>(content: &'a Content, driver: &str) -> Option<&'a str> {
+    let handle = content.spec.source.snapshot_handle.as_deref();
+    handle.filter(|handle| content.spec.driver == driver && !handle.is_empty())
+}
+
+/// The labels of a content, which is of this version, once this node was found to have its snapshot.
+pub(super) fn assigned(content: &Content, node: &str) -> Value {
+    json!({"metadata": {
+        "resourceVersion": content.metadata.resource_version,
+        "labels": {MANAGED_BY: node, UNASSIGNED: null},
+    }})
+}
+
 /// Parameters of a request: those of the class that are the driver's, and the names of the objects; `kind` is that of the
 /// snapshot in keys.
 pub(super) fn parameters<T: AnyContent>(
@@ -312,6 +328,24 @@ mod tests {
         ] {
             assert_eq!(for_content(&content(&changes), DRIVER), expected, "{changes:?}");
         }
+    }
+
+    #[test]
+    fn only_snapshots_of_the_driver_are_looked_for() {
+        let given = ("/spec/source", json!({"snapshotHandle": "h"}));
+        for (changes, expected) in [
+            (vec![given.clone()], Some("h")),
+            (vec![given, ("/spec/driver", json!("other"))], None),
+            (vec![("/spec/source", json!({"snapshotHandle": ""}))], None),
+            (vec![], None),
+        ] {
+            assert_eq!(unassigned(&content(&changes), DRIVER), expected, "{changes:?}");
+        }
+        let found = content(&[("/metadata/resourceVersion", json!("7"))]);
+        assert_eq!(
+            assigned(&found, "node1"),
+            json!({"metadata": {"resourceVersion": "7", "labels": {MANAGED_BY: "node1", UNASSIGNED: null}}})
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::Settings;
-use super::content::{Content, MANAGED_BY};
+use super::content::{Content, MANAGED_BY, UNASSIGNED};
 use super::driver::Driver;
 use super::group::GroupContent;
 use super::objects::{CLAIMS, CLASSES, CONTENTS, Claim, Class, GROUP_CONTENTS, NODE_LABEL, VOLUMES, Volume};
@@ -30,6 +30,8 @@ pub(super) enum Work {
     Volume(Key),
     Content(Key),
     Group(Key),
+    /// A content whose node is not known.
+    Unassigned(Key),
 }
 
 impl Work {
@@ -38,6 +40,8 @@ impl Work {
         match self {
             Self::Claim(_) | Self::Volume(_) => duties.volumes,
             Self::Content(_) | Self::Group(_) => duties.snapshots,
+            // Stock csi-snapshotter, too, needs to know the node.
+            Self::Unassigned(_) => false,
         }
     }
 }
@@ -55,6 +59,8 @@ pub(super) struct Controller {
     pub(super) classes: Cache<Class>,
     /// Empty while the cluster has no VolumeSnapshotContents.
     pub(super) contents: Cache<Content>,
+    /// Those whose node is not known.
+    pub(super) unassigned: Cache<Content>,
     /// Empty while the cluster has no VolumeGroupSnapshotContents.
     pub(super) groups: Cache<GroupContent>,
     sidecars: Sidecars,
@@ -105,6 +111,10 @@ impl Controller {
             .on_change(move |change| feed.add(Work::Content(change.key.clone())))
             .start::<Content>(client, CONTENTS, &of_node);
         let feed = queue.clone();
+        let unassigned = Cache::<Content>::builder()
+            .on_change(move |change| feed.add(Work::Unassigned(change.key.clone())))
+            .start::<Content>(client, CONTENTS, &Scope::all().labels(UNASSIGNED));
+        let feed = queue.clone();
         let groups = Cache::<GroupContent>::builder()
             .on_change(move |change| feed.add(Work::Group(change.key.clone())))
             .start::<GroupContent>(client, GROUP_CONTENTS, &of_node);
@@ -130,6 +140,7 @@ impl Controller {
             volumes,
             classes,
             contents,
+            unassigned,
             groups,
             sidecars,
             queue,
@@ -165,6 +176,7 @@ impl Controller {
             Work::Volume(key) => self.volume(key).await,
             Work::Content(key) => self.content(key).await,
             Work::Group(key) => self.group(key).await,
+            Work::Unassigned(key) => self.look_for(key).await,
         };
         let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match outcome {
@@ -267,6 +279,8 @@ mod tests {
     fn snapshots_are_served_where_only_csi_provisioner_is_stock() {
         let key = || Key::cluster("a");
         let all = [Work::Claim(key()), Work::Volume(key()), Work::Content(key()), Work::Group(key())];
+        let found = Duties { volumes: true, snapshots: true };
+        assert!(!Work::Unassigned(key()).is_of(found), "no sidecar looks for snapshots");
         for (volumes, snapshots, expected) in [
             (false, false, [false; 4]),
             (true, false, [true, true, false, false]),

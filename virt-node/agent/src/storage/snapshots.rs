@@ -15,9 +15,13 @@ use tonic::{Code, Status};
 use super::claims::rpc_error;
 use super::content::{self, AnyContent, Content, ForContent};
 use super::controller::Controller;
+use super::objects::CONTENTS;
 
 /// Time until a snapshot that is not ready is looked at again.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time until a snapshot that no node had is looked for again.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Reason and text of the event when a snapshot cannot be made.
 const FAILED: (&str, &str) =
@@ -93,12 +97,46 @@ impl Controller {
         if answer.ready { Outcome::Done } else { Outcome::After(POLL_INTERVAL) }
     }
 
-    /// Writes the status of a snapshot that was not made here.
-    async fn adopt_snapshot(&self, key: &Key, content: &Content, handle: &str) -> Outcome {
+    /// Looks for the snapshot of a content whose node is not known, and takes the content if it is in this node's pools.
+    pub(super) async fn look_for(&self, key: &Key) -> Outcome {
+        let Some(content) = self.unassigned.get(key) else { return Outcome::Done };
+        let Some(handle) = content::unassigned(&content, self.driver.name()) else { return Outcome::Done };
+        match self.find_snapshot(handle).await {
+            Ok(Some(_)) => {}
+            Ok(None) => return Outcome::After(SEARCH_INTERVAL),
+            Err(refused) => {
+                tracing::warn!(content = %key, error = rpc_error(&refused), "cannot look for the snapshot; retrying");
+                return Outcome::Retry;
+            }
+        }
+        let patch = content::assigned(&content, &self.node);
+        match self.client.merge_patch::<IgnoredAny>(CONTENTS, key, &patch).await {
+            Ok(_) => {
+                tracing::info!(content = %key, snapshot = handle, "the snapshot is on this node");
+                Outcome::Done
+            }
+            // Of a shared pool another node may have taken it.
+            Err(error) if error.is_conflict() => Outcome::After(POLL_INTERVAL),
+            Err(error) if error.is_not_found() => Outcome::Done,
+            Err(error) => {
+                tracing::warn!(content = %key, error = error.chain(), "cannot label the content with this node");
+                Outcome::Retry
+            }
+        }
+    }
+
+    /// A snapshot in the node's pools.
+    async fn find_snapshot(&self, handle: &str) -> Result<Option<csi::Snapshot>, Status> {
         let request =
             ListSnapshotsRequest { snapshot_id: handle.to_owned(), ..ListSnapshotsRequest::default() };
-        let found = match self.driver.controller().list_snapshots(request).await {
-            Ok(list) => list.into_inner().entries.into_iter().find_map(|entry| entry.snapshot),
+        let list = self.driver.controller().list_snapshots(request).await?;
+        Ok(list.into_inner().entries.into_iter().find_map(|entry| entry.snapshot))
+    }
+
+    /// Writes the status of a snapshot that was not made here.
+    async fn adopt_snapshot(&self, key: &Key, content: &Content, handle: &str) -> Outcome {
+        let found = match self.find_snapshot(handle).await {
+            Ok(found) => found,
             Err(refused) => {
                 return self.snapshot_failed(key, content, FAILED, &rpc_error(&refused), false).await;
             }
