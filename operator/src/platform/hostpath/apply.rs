@@ -180,6 +180,10 @@ impl Controller {
         }
         let set = Key::new(&self.settings.namespace, hostpath::DAEMON_SET);
         let live = self.client.find::<Value>(DAEMON_SETS, &set).await?;
+        let writer = live.as_ref().and_then(|live| live["metadata"]["annotations"][check::VERSION].as_str());
+        if let Some(text) = check::downgrade(writer, &self.version) {
+            return Ok((State::Failed("OperatorDowngraded", text), None));
+        }
         let mut driver = render::driver(object);
         let mut waits = Vec::new();
         let served = live.as_ref().map(hostpath::served).unwrap_or_default();
@@ -193,7 +197,10 @@ impl Controller {
         for mut one in hostpath::objects(&self.settings, &driver) {
             one["metadata"]["ownerReferences"] = owner.clone();
             let (resource, key) = match one["kind"].as_str() {
-                Some("DaemonSet") => (DAEMON_SETS, set.clone()),
+                Some("DaemonSet") => {
+                    one["metadata"]["annotations"][check::VERSION] = json!(self.version);
+                    (DAEMON_SETS, set.clone())
+                }
                 _ => (DRIVERS, Key::cluster(hostpath::DRIVER)),
             };
             if let Some(live) = live.as_ref().filter(|_| resource == DAEMON_SETS) {

@@ -17,6 +17,8 @@ pub const STOCK: &str = "stock";
 pub const READ_WRITE_MANY: &str = "ferrovirt.io/read-write-many";
 /// Annotation with pools whose disks are defragmented, and the extents above which they are: `fast=16384,legacy=16384`.
 pub const DEFRAGMENT: &str = "ferrovirt.io/defragment";
+/// Annotation of the driver's DaemonSet: version of the operator that wrote it. Upstream's objects do not have it.
+pub const VERSION: &str = "ferrovirt.io/version";
 /// Feature gate of snapshots.
 pub const SNAPSHOTTING: &str = "Snapshotting";
 /// Longest name of a pool, as upstream.
@@ -38,6 +40,18 @@ pub fn problems(object: &HostPathProvisioner) -> Vec<(String, String)> {
         }
     }
     found
+}
+
+/// Why an operator of version `own` does not touch a driver that one of version `live` wrote, which may keep its pools in a
+/// form that is not known here. Upstream's text.
+pub fn downgrade(live: Option<&str>, own: &str) -> Option<String> {
+    let numbers = |version: &str| {
+        let core = version.trim_start_matches('v').split(['-', '+']).next().unwrap_or_default();
+        core.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u64>>>()
+    };
+    let live = live?;
+    (numbers(live)? > numbers(own)?)
+        .then(|| format!("operator downgraded from {live} to {own}, will not reconcile"))
 }
 
 /// The extents of each pool that is to be defragmented.
@@ -268,6 +282,25 @@ mod tests {
             assert_eq!(found.join(" "), wanted, "{value}");
         }
     }
+
+    #[test]
+    fn an_older_operator_leaves_the_driver_of_a_newer_one_alone() {
+        for (live, own, refused) in [
+            (None, "0.1.0", false),
+            (Some("0.1.0"), "0.1.0", false),
+            (Some("0.1.0"), "0.2.0", false),
+            (Some("0.2.0"), "0.1.9", true),
+            (Some("0.10.0"), "0.9.0", true),
+            (Some("v1.0.0"), "0.9.0-rc.1", true),
+            (Some("0.9.0-rc.1"), "0.9.0", false),
+            (Some("unknown"), "0.1.0", false),
+        ] {
+            assert_eq!(downgrade(live, own).is_some(), refused, "{live:?} {own}");
+        }
+        let text = downgrade(Some("0.2.0"), "0.1.0").unwrap();
+        assert_eq!(text, "operator downgraded from 0.2.0 to 0.1.0, will not reconcile");
+    }
+
     #[test]
     fn only_pools_of_the_object_that_are_not_shared_are_defragmented() {
         let shared = json!({"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}});
