@@ -180,6 +180,7 @@ soak: deps server cni kube helm image
 	rm -rf "$(AUDIT)"
 	cargo test --locked --workspace --no-run
 	FERROVIRT_SOAK=1 "$$CARGO_TARGET_DIR/debug/lanes" --single
+	FERROVIRT_SOAK=1 FERROVIRT_PROVISIONER=agent "$$CARGO_TARGET_DIR/debug/lanes" --single e2e/hpp_csi
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --doc
 	cargo test --locked --workspace --test integration -- --ignored daemon_debian:: daemon_releases::
 	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test integration helm:: -- --ignored
