@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use e2e::Cluster;
 use e2e::storage::{self, NAMESPACE, Provisioner};
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::hpp_csi::space::{Space, Volume, api, block_file, in_pool, until};
@@ -191,19 +192,73 @@ fn count(few: usize, full: usize) -> usize {
     if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { few }
 }
 
-/// Makes claims one after the other; gives the median of the times until they are bound.
-fn bound_in_turn(space: &Space, prefix: &str) -> Duration {
-    let mut times: Vec<Duration> = (0..count(5, 50))
-        .map(|number| {
-            let name = format!("{prefix}-{number}");
+/// Claims that are made with their pods: what differs, their class, and whether all are made at once.
+const BINDINGS: [(&str, &str, bool); 4] = [
+    ("first-consumer, in turn", CLASS, false),
+    ("first-consumer, at once", CLASS, true),
+    ("immediate, in turn", AT_ONCE, false),
+    ("immediate, at once", AT_ONCE, true),
+];
+
+/// The median of the times from a claim, which is made with its pod, until it is bound, of each of [`BINDINGS`].
+fn bound_with_pods(space: &Space, prefix: &str) -> [Duration; 4] {
+    BINDINGS.map(|(binding, class, at_once)| {
+        let binding = binding.replace([',', ' '], "");
+        let names: Vec<String> =
+            (0..count(4, 50)).map(|number| format!("{prefix}-{binding}-{number}")).collect();
+        let groups: Vec<&[String]> = if at_once { vec![&names] } else { names.chunks(1).collect() };
+        let mut times: Vec<Duration> =
+            groups.into_iter().flat_map(|group| bound_together(space, class, group)).collect();
+        for kind in ["Pod", "PersistentVolumeClaim"] {
+            names.iter().for_each(|name| space.delete(kind, name));
+        }
+        times.sort();
+        times[times.len() / 2]
+    })
+}
+
+/// Makes claims with their pods; gives the time until each is bound.
+fn bound_together(space: &Space, class: &str, names: &[String]) -> Vec<Duration> {
+    let begun: Vec<Instant> = names
+        .iter()
+        .map(|name| {
             let begun = Instant::now();
-            space.claim(&name, 16, &json!({"storageClassName": AT_ONCE}));
-            space.bound(&name);
-            begun.elapsed()
+            space.claim(name, 16, &json!({"storageClassName": class}));
+            space.pod(name, "true", &[Volume::Files(name)]);
+            begun
         })
         .collect();
-    times.sort();
-    times[times.len() / 2]
+    let mut times = vec![None; names.len()];
+    let last = Instant::now();
+    while times.contains(&None) {
+        assert!(last.elapsed() < Duration::from_secs(180), "{names:?}: {times:?}");
+        let claims = space.list("PersistentVolumeClaim");
+        for ((name, begun), time) in names.iter().zip(&begun).zip(&mut times) {
+            let is_bound = |one: &DynamicObject| {
+                one.metadata.name.as_ref() == Some(name) && one.data["status"]["phase"] == "Bound"
+            };
+            if time.is_none() && claims.iter().any(is_bound) {
+                *time = Some(begun.elapsed());
+            }
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    times.into_iter().flatten().collect()
+}
+
+/// The agent's times next to those of stock csi-provisioner of the same run; its bar holds with full counts.
+fn agent_is_faster(stock: [Duration; 4], agent: [Duration; 4]) {
+    let mut slow = Vec::new();
+    for (((binding, ..), stock), agent) in BINDINGS.iter().zip(stock).zip(agent) {
+        let ratio = agent.as_secs_f64() / stock.as_secs_f64();
+        println!(
+            "claim with its pod -> bound, {binding}, p50: csi-provisioner {stock:?}, agent {agent:?}, {ratio:.2}"
+        );
+        if ratio > 0.6 {
+            slow.push((binding, ratio));
+        }
+    }
+    assert!(count(0, 1) == 0 || slow.is_empty(), "more than 0.6 of csi-provisioner's: {slow:?}");
 }
 
 /// Bytes that the scheduler may place on the node for a class.
@@ -259,7 +314,7 @@ fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
     let by_sidecars = grown(&space, "sidecars");
     let their_snapshot = snapshot(&space, "sidecars");
     let modified_by_sidecars = modified(&space, "modified-by-sidecars");
-    let stock = bound_in_turn(&space, "by-sidecars");
+    let stock = bound_with_pods(&space, "by-sidecars");
     storage::provision_by(&CLUSTER, Provisioner::Agent).unwrap();
     let by_agent = grown(&space, "agent");
     let our_snapshot = snapshot(&space, "agent");
@@ -267,9 +322,8 @@ fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
     assert_eq!(modified_by_sidecars, modified(&space, "modified-by-agent"));
     // A snapshot of the one is deleted by the other.
     space.delete("VolumeSnapshot", "sidecars");
-    let ours = bound_in_turn(&space, "by-agent");
+    agent_is_faster(stock, bound_with_pods(&space, "by-agent"));
     capacity_follows(&space);
-    println!("claim -> bound, median: stock csi-provisioner {stock:?}, agent {ours:?}");
     for (theirs, ours) in by_sidecars.iter().zip(&by_agent) {
         assert_eq!(normal(theirs.clone()), normal(ours.clone()));
     }

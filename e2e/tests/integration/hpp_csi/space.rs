@@ -80,6 +80,11 @@ impl Space {
         found.map(|object| serde_json::to_value(object).unwrap())
     }
 
+    /// All objects of a kind.
+    pub(crate) fn list(&self, kind: &str) -> Vec<DynamicObject> {
+        CLUSTER.run(api(kind, self.name).list(&Default::default())).unwrap().items
+    }
+
     pub(crate) fn patch(&self, kind: &str, name: &str, patch: &Value) {
         let patched = api(kind, self.name);
         CLUSTER.run(patched.patch(name, &PatchParams::default(), &Patch::Merge(patch))).unwrap();
