@@ -1,9 +1,10 @@
 //! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the pools of
-//! the storage changed, the platform removed and installed again, and a second node that shares a network of VMs, dies and
-//! comes back.
+//! the storage changed, the platform removed and installed again, and a second node that shares a network of VMs, has claims
+//! of its own while programs are killed, dies and comes back.
 //!
 //! One test; its parts follow each other.
 
+mod claims;
 mod footprint;
 mod install;
 mod join;

@@ -24,9 +24,10 @@ const BEAT: u128 = 100;
 
 /// A program that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Program {
+pub(crate) enum Program {
     Operator,
     Agent,
+    Driver,
     Worker,
     Containerd,
     Kubelet,
@@ -80,6 +81,7 @@ impl Program {
         match self {
             Self::Operator => pod && line.starts_with("/usr/bin/operator "),
             Self::Agent => pod && line.starts_with("/usr/bin/virt-agent "),
+            Self::Driver => pod && line.starts_with("/usr/bin/hpp-csi "),
             Self::Worker => pod && line.starts_with("virt-launcher worker"),
             Self::Containerd => !pod && line.starts_with("containerd "),
             Self::Kubelet => {
@@ -99,12 +101,13 @@ impl Program {
     }
 
     /// Kills it; of pods that are started again later and later, the pod goes too.
-    fn kill(self, again: bool) {
+    pub(crate) fn kill(self, again: bool) {
         let process = self.process().unwrap_or_else(|| panic!("{self:?} does not run: {:#?}", processes()));
         kill_process(process, Signal::KILL).unwrap();
         let label = match self {
             Self::Operator => "app=ferrovirt-operator",
             Self::Agent => "kubevirt.io=virt-handler",
+            Self::Driver => "k8s-app=hostpath-provisioner",
             Self::Worker | Self::Containerd | Self::Kubelet => return,
         };
         if again {

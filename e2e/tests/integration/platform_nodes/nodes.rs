@@ -4,16 +4,18 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use e2e::{Second, programs};
+use e2e::{Second, programs, storage};
 use serde_json::{Value, json};
 
 use crate::platform::guest;
 use crate::platform::machines::{mac, machine, until_answers};
 use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE};
-use crate::platform_nodes::{join, kills};
+use crate::platform_nodes::{claims, join, kills};
 
 const NAMESPACE: &str = "nodes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// Bytes of the second node's pool; it takes what is written.
+const POOL: u64 = 20 << 30;
 
 fn kubectl(arguments: &[&str]) {
     PLACE.kubectl(arguments).unwrap();
@@ -108,6 +110,7 @@ fn reasons(object: &Value) -> Vec<String> {
 
 pub(crate) fn outlive_their_node() {
     PLACE.namespace(NAMESPACE);
+    storage::prepare_second(&PLACE.cluster, POOL).unwrap();
     let second = PLACE.cluster.start_second().unwrap();
     second.import_images(&programs::image().unwrap()).unwrap();
     second.import_images(&programs::launcher_image().unwrap()).unwrap();
@@ -116,6 +119,7 @@ pub(crate) fn outlive_their_node() {
         (PLACE.kubectl(&["get", "node", "node2", "-o", label]).unwrap() == "true").then_some(())
     });
     join::guests_of_two_nodes_share_a_network(&second);
+    claims::are_bound_once(&second);
     kubectl(&["cordon", "node1"]);
     for (name, everywhere) in [("shared", true), ("local", false)] {
         create(name, everywhere);

@@ -34,7 +34,8 @@ fn deployed(containers: usize) {
     });
 }
 
-fn patch(patch: &Value) {
+/// Changes the object of the driver.
+pub(crate) fn patch(patch: &Value) {
     PLACE.kubectl(&["patch", OBJECT, "--type=merge", "-p", &patch.to_string()]).unwrap();
 }
 

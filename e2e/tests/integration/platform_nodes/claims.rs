@@ -1,0 +1,160 @@
+//! Claims of two nodes, made and deleted while operator, agents and drivers are killed and the work changes between agents
+//! and stock sidecars: each claim is bound once, and the pools of both nodes hold the volumes that the API server has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cluster::Resource;
+use e2e::Second;
+use e2e::storage::{DRIVER, POOL};
+use places::guest::Dice;
+use serde_json::{Value, json};
+
+use crate::platform::place::{CLAIMS, PLACE};
+use crate::platform_nodes::kills::Program;
+use crate::platform_nodes::pools;
+
+const NAMESPACE: &str = "claims";
+const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
+const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+const NODES: [&str; 2] = ["node1", "node2"];
+const KILLED: [Program; 3] = [Program::Operator, Program::Agent, Program::Driver];
+
+/// Volumes of each node.
+type Volumes = BTreeMap<&'static str, BTreeSet<String>>;
+
+/// The folders of volumes in the nodes' pools.
+fn in_pools(second: &Second) -> Volumes {
+    let pools: [PathBuf; 2] = [PLACE.cluster.node_path(POOL).unwrap(), second.node_path(POOL).unwrap()];
+    let names = |pool: PathBuf| {
+        let all = fs::read_dir(pool).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        all.filter(|name| name.starts_with("pvc-")).collect()
+    };
+    NODES.into_iter().zip(pools.map(names)).collect()
+}
+
+/// The PVs of this test's claims.
+fn volumes() -> Vec<Value> {
+    let all = PLACE.list(VOLUMES, "");
+    all.into_iter().filter(|volume| volume["spec"]["claimRef"]["namespace"] == NAMESPACE).collect()
+}
+
+/// The handles of volumes by the node of their affinity.
+fn by_node(volumes: &[Value]) -> Volumes {
+    let mut all: Volumes = NODES.into_iter().map(|node| (node, BTreeSet::new())).collect();
+    for volume in volumes {
+        let term = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
+        let handle = volume["spec"]["csi"]["volumeHandle"].as_str().unwrap().to_owned();
+        all.get_mut(term["values"][0].as_str().unwrap()).unwrap().insert(handle);
+    }
+    all
+}
+
+/// The folders that were added to pools since.
+fn added(second: &Second, before: &Volumes) -> Volumes {
+    let now = in_pools(second);
+    now.into_iter().map(|(node, names)| (node, &names - &before[node])).collect()
+}
+
+/// Kills a program; its pods go, so that none waits longer and longer for its restart.
+fn kill(program: Program) {
+    PLACE.until(NAMESPACE, &format!("{program:?} runs"), || program.process());
+    program.kill(true);
+}
+
+/// Gives the volumes to stock sidecars, or to the agents.
+fn provide_by(sidecars: &Value) {
+    pools::patch(&json!({"metadata": {"annotations": {"ferrovirt.io/sidecars": sidecars}}}));
+}
+
+/// Takes `steps` steps, with kills in between; the work changes sides at a third and at two thirds of them.
+fn disturbed(dice: &mut Dice, steps: usize, mut step: impl FnMut(usize)) {
+    for number in 0..steps {
+        step(number);
+        std::thread::sleep(Duration::from_millis(dice.next(1500)));
+        if number == steps / 3 {
+            provide_by(&json!("stock"));
+        } else if number == steps * 2 / 3 {
+            provide_by(&Value::Null);
+        }
+        kill(KILLED[usize::try_from(dice.next(3)).unwrap()]);
+    }
+}
+
+pub(crate) fn are_bound_once(second: &Second) {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let (number, steps) = if soak { (300, 30) } else { (24, 4) };
+    let sidecars = PLACE.cluster.place().path("sidecars.tar");
+    second.import_images(&sidecars).unwrap();
+    PLACE.namespace(NAMESPACE);
+    for node in NODES {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": format!("claims-{node}")},
+            "provisioner": DRIVER, "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+            "allowedTopologies": [{"matchLabelExpressions": [
+                {"key": "topology.hostpath.csi/node", "values": [node]},
+            ]}],
+        });
+        PLACE.create(CLASSES, "", &class);
+    }
+    let (before, mut dice) = (in_pools(second), Dice(27));
+    let name = |claim: usize| format!("claim-{claim}");
+    disturbed(&mut dice, steps, |step| {
+        for claim in (0..number).filter(|claim| claim % steps == step) {
+            let object = json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name(claim)},
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": format!("claims-{}", NODES[claim % 2]),
+                    "resources": {"requests": {"storage": "16Mi"}},
+                },
+            });
+            PLACE.create(CLAIMS, NAMESPACE, &object);
+        }
+    });
+    let mut bound = BTreeSet::new();
+    for claim in 0..number {
+        let claim = PLACE.until(NAMESPACE, &format!("{} is bound", name(claim)), || {
+            let claim = PLACE.find(CLAIMS, NAMESPACE, &name(claim))?;
+            (claim["status"]["phase"] == "Bound").then_some(claim)
+        });
+        let own = format!("pvc-{}", claim["metadata"]["uid"].as_str().unwrap());
+        assert_eq!(claim["spec"]["volumeName"], own);
+        assert!(bound.insert(own));
+    }
+    let all = volumes();
+    let names: BTreeSet<String> =
+        all.iter().map(|volume| volume["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    assert_eq!((all.len(), &names), (number, &bound), "one PV for each claim");
+    let handles = by_node(&all);
+    assert!(handles.values().all(|handles| handles.len() == number / 2), "{handles:?}");
+    PLACE.until(NAMESPACE, "the pools hold the PVs' volumes", || {
+        (added(second, &before) == handles).then_some(())
+    });
+
+    // Every other pair goes, of both nodes.
+    disturbed(&mut dice, steps, |step| {
+        for claim in (0..number).filter(|claim| claim % steps == step && claim / 2 % 2 == 0) {
+            PLACE.delete(CLAIMS, NAMESPACE, &name(claim));
+        }
+    });
+    let left = number - (0..number).filter(|claim| claim / 2 % 2 == 0).count();
+    PLACE.until(NAMESPACE, "the PVs of deleted claims are gone", || (volumes().len() == left).then_some(()));
+    PLACE.until(NAMESPACE, "the pools hold the other volumes", || {
+        (added(second, &before) == by_node(&volumes())).then_some(())
+    });
+    let objects = [PLACE.list(CLAIMS, NAMESPACE), volumes()].concat();
+    let stuck: Vec<&Value> =
+        objects.iter().filter(|object| !object["metadata"]["deletionTimestamp"].is_null()).collect();
+    assert!(objects.len() == 2 * left && stuck.is_empty(), "{} objects: {stuck:?}", objects.len());
+
+    PLACE.remove_namespace(NAMESPACE);
+    PLACE.until(NAMESPACE, "all volumes are gone", || volumes().is_empty().then_some(()));
+    for node in NODES {
+        PLACE.delete(CLASSES, "", &format!("claims-{node}"));
+    }
+    let set = ["rollout", "status", "daemonset/hostpath-provisioner-csi", "--timeout=240s"];
+    PLACE.kubectl(&[&["-n", operator::defaults::NAMESPACE][..], &set].concat()).unwrap();
+    println!("{number} claims on two nodes, {} kills, 4 changes of sides: each bound once", 2 * steps);
+}
