@@ -72,7 +72,7 @@ fn only_network_status() -> String {
     .join(" && ")
 }
 
-/// True where the agent takes a VolumeSnapshotContent that no node has, whose snapshot was not taken in the cluster: it adds
+/// True where the agent takes a VolumeSnapshotContent of a snapshot that was not taken in the cluster, without a node: it adds
 /// its node's label and removes the one that asks for it, and changes nothing else.
 fn takes_content() -> String {
     let (node, asks) = ("snapshot.storage.kubernetes.io/managed-by", crate::volumes::seen::UNASSIGNED);

@@ -13,7 +13,7 @@ pub use crate::storage::seen::snapshot::MANAGED_BY;
 pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 /// Label of claims and PVs: the node of the agent that serves them (virt-agent reads it).
 pub const NODE_LABEL: &str = "ferrovirt.io/node";
-/// Label of a VolumeSnapshotContent whose snapshot was not taken here: agents look for it in their pools (virt-agent reads it).
+/// Label of a VolumeSnapshotContent that names a snapshot by its handle: agents look for it in their pools (virt-agent reads it).
 pub const UNASSIGNED: &str = "ferrovirt.io/unassigned";
 /// Annotation of a claim: the node that was chosen for it.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -248,7 +248,7 @@ impl From<&Value> for Volume {
 }
 
 impl Volume {
-    /// The node whose agent serves it: one of a shared pool has it by its label only.
+    /// The node of the agent that serves it: one of a shared pool has it by its label only.
     pub fn served_by(&self) -> Option<&String> {
         self.node.as_ref().or(self.label.as_ref())
     }

@@ -12,7 +12,7 @@ use super::objects::{CONTENTS, Metadata};
 
 /// Label of the contents of a node; the snapshot controller sets it.
 pub(super) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
-/// Label of contents whose snapshots were not taken here, until the node that has the snapshot is found; the operator sets it.
+/// Label of contents that name a snapshot by its handle, until the node that has it is found; the operator sets it.
 pub(super) const UNASSIGNED: &str = "ferrovirt.io/unassigned";
 /// Annotations of a content in a group: its snapshot is made and deleted with the group.
 const OF_GROUP: [&str; 2] = [
@@ -186,7 +186,7 @@ pub(super) fn for_content(content: &Content, driver: &str) -> ForContent<String>
     content.next(source.volume_handle.clone(), handle)
 }
 
-/// The handle of the snapshot of a content whose node is not known.
+/// The handle of the snapshot of a content without a node.
 pub(super) fn unassigned<'a>(content: &'a Content, driver: &str) -> Option<&'a str> {
     let handle = content.spec.source.snapshot_handle.as_deref();
     handle.filter(|handle| content.spec.driver == driver && !handle.is_empty())

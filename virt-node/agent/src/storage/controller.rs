@@ -30,7 +30,7 @@ pub(super) enum Work {
     Volume(Key),
     Content(Key),
     Group(Key),
-    /// A content whose node is not known.
+    /// A content without a node.
     Unassigned(Key),
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Controller {
     pub(super) classes: Cache<Class>,
     /// Empty while the cluster has no VolumeSnapshotContents.
     pub(super) contents: Cache<Content>,
-    /// Those whose node is not known.
+    /// Those without a node.
     pub(super) unassigned: Cache<Content>,
     /// Empty while the cluster has no VolumeGroupSnapshotContents.
     pub(super) groups: Cache<GroupContent>,

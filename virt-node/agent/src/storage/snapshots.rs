@@ -97,7 +97,7 @@ impl Controller {
         if answer.ready { Outcome::Done } else { Outcome::After(POLL_INTERVAL) }
     }
 
-    /// Looks for the snapshot of a content whose node is not known, and takes the content if it is in this node's pools.
+    /// Looks for the snapshot of a content without a node, and takes the content if it is in this node's pools.
     pub(super) async fn look_for(&self, key: &Key) -> Outcome {
         let Some(content) = self.unassigned.get(key) else { return Outcome::Done };
         let Some(handle) = content::unassigned(&content, self.driver.name()) else { return Outcome::Done };
