@@ -206,7 +206,7 @@ fn bound_with_pods(space: &Space, prefix: &str) -> [Duration; 4] {
         let binding = binding.replace([',', ' '], "");
         let names: Vec<String> =
             (0..count(4, 50)).map(|number| format!("{prefix}-{binding}-{number}")).collect();
-        let groups: Vec<&[String]> = if at_once { vec![&names] } else { names.chunks(1).collect() };
+        let groups: Vec<&[String]> = if at_once { vec![names.as_slice()] } else { names.chunks(1).collect() };
         let mut times: Vec<Duration> =
             groups.into_iter().flat_map(|group| bound_together(space, class, group)).collect();
         for kind in ["Pod", "PersistentVolumeClaim"] {
