@@ -2,6 +2,7 @@
 //! the bytes are.
 
 use std::io;
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use http::header::{
@@ -10,6 +11,7 @@ use http::header::{
 };
 use http::{Method, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
@@ -25,6 +27,12 @@ use crate::upgrade::{self, Stream, has_token};
 const MESSAGE_MAX: usize = 4 << 20;
 /// Bytes that are sent in one message.
 const PIECE: usize = 32 << 10;
+/// Content of pings: upstream's.
+const PING: &[u8] = b"keep alive";
+/// Longest reason of a closure in bytes (RFC 6455, 5.5).
+const REASON_MAX: usize = 123;
+/// How long a client has to take the closure and confirm it.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// A WebSocket on the server's side.
 pub type Socket = WebSocketStream<Stream>;
@@ -131,17 +139,67 @@ impl Source {
     }
 }
 
-/// Copies between a WebSocket's messages and a stream until one side ends, then closes the other. The end of the stream is
-/// reported to the client as a normal closure.
+/// Pings of a WebSocket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Period of pings.
+    pub ping: Duration,
+    /// Longest time without a message of the client, which answers pings; none: a client may be silent.
+    pub silence: Option<Duration>,
+}
+
+impl Default for KeepAlive {
+    /// A ping each second to a client that may be silent.
+    fn default() -> Self {
+        Self { ping: Duration::from_secs(1), silence: None }
+    }
+}
+
+/// Why the server closes a WebSocket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closure {
+    code: CloseCode,
+    reason: String,
+}
+
+impl Closure {
+    /// 1000: the stream is over.
+    pub fn normal(reason: &str) -> Self {
+        Self { code: CloseCode::Normal, reason: reason.to_owned() }
+    }
+
+    /// 1008: the client may not have the stream any longer.
+    pub fn policy(reason: &str) -> Self {
+        Self { code: CloseCode::Policy, reason: reason.to_owned() }
+    }
+
+    fn frame(self) -> CloseFrame {
+        let Self { code, mut reason } = self;
+        reason.truncate(reason.floor_char_boundary(REASON_MAX));
+        CloseFrame { code, reason: reason.into() }
+    }
+}
+
+/// Copies between a WebSocket's messages and a stream until one side or `over` ends, then closes the other. The end of the
+/// stream is reported to the client as a normal closure, that of `over` with its reason, also to a client that does not
+/// read.
 ///
 /// # Errors
 /// When a side breaks; not when a client leaves without closing.
-pub async fn pipe(socket: Socket, stream: impl AsyncRead + AsyncWrite, messages: Messages) -> io::Result<()> {
+pub async fn pipe(
+    socket: Socket,
+    stream: impl AsyncRead + AsyncWrite,
+    messages: Messages,
+    keep: KeepAlive,
+    over: impl Future<Output = Closure>,
+) -> io::Result<()> {
     let (mut send, mut receive) = socket.split();
     let (mut read, mut write) = tokio::io::split(stream);
     let (pong, mut pongs) = tokio::sync::mpsc::channel::<()>(1);
     let to_client = async {
         let mut source = Source::new(messages);
+        let mut pings = interval_at(Instant::now() + keep.ping, keep.ping);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 content = source.next(&mut read) => match content? {
@@ -150,34 +208,55 @@ pub async fn pipe(socket: Socket, stream: impl AsyncRead + AsyncWrite, messages:
                 },
                 // An answer to a ping is queued by the library and sent with the next flush.
                 Some(()) = pongs.recv() => send.flush().await.map_err(broken)?,
+                _ = pings.tick() => send.send(Message::Ping(PING.into())).await.map_err(broken)?,
             }
         }
-        let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-        drop(send.send(Message::Close(Some(close))).await);
-        Ok::<_, io::Error>(())
+        Ok::<_, io::Error>(Some(Closure::normal("")))
     };
     let from_client = async {
-        while let Some(message) = receive.next().await {
-            match message {
-                Ok(content @ (Message::Binary(_) | Message::Text(_))) => {
+        loop {
+            let next = match keep.silence {
+                None => receive.next().await,
+                Some(silence) => match timeout(silence, receive.next()).await {
+                    Ok(next) => next,
+                    Err(_) => {
+                        let text = format!("no answer to pings for {} seconds", silence.as_secs_f32());
+                        return Ok(Some(Closure::policy(&text)));
+                    }
+                },
+            };
+            match next {
+                Some(Ok(content @ (Message::Binary(_) | Message::Text(_)))) => {
                     let content = content.into_data();
                     match messages {
                         Messages::Bytes => write.write_all(&content).await?,
                         Messages::Datagrams => datagrams::write(&mut write, &content).await?,
                     }
                 }
-                Ok(Message::Ping(_)) => drop(pong.try_send(())),
-                Ok(Message::Pong(_) | Message::Frame(_)) => {}
-                Ok(Message::Close(_)) => break,
-                Err(error) => return ended(error),
+                Some(Ok(Message::Ping(_))) => drop(pong.try_send(())),
+                Some(Ok(Message::Pong(_) | Message::Frame(_))) => {}
+                None | Some(Ok(Message::Close(_))) => break,
+                Some(Err(error)) => return ended(error).map(|()| None),
             }
         }
-        write.shutdown().await
+        write.shutdown().await.map(|()| None)
     };
-    tokio::select! {
-        ended = to_client => ended,
-        ended = from_client => ended,
+    let closure = tokio::select! {
+        ended = to_client => ended?,
+        ended = from_client => ended?,
+        closure = over => Some(closure),
+    };
+    if let Some(closure) = closure {
+        let farewell = async {
+            send.send(Message::Close(Some(closure.frame()))).await?;
+            // Closing a socket with unread bytes resets the connection, and the client may lose the closure.
+            while receive.next().await.is_some_and(|message| message.is_ok()) {}
+            Ok::<_, tungstenite::Error>(())
+        };
+        // A client that is gone or does not read loses the connection without it.
+        drop(timeout(CLOSING, farewell).await);
     }
+    Ok(())
 }
 
 /// A client that goes away without a closing handshake is an end, not an error.

@@ -48,34 +48,58 @@ impl Gate {
         Ok(self.client.may(user, access).await?.allowed)
     }
 
-    /// The user, if the request may do what its path names: `subresource` of an object of `resource`.
+    /// The permission, if the request may do what its path names: `subresource` of an object of `resource`.
     pub(super) async fn admit(
         &self,
         call: &Call,
-        resource: &str,
-        subresource: &str,
-    ) -> Result<User, Refusal> {
-        let user = self.user(call)?;
-        let version = call.head.uri.path().split('/').nth(3).unwrap_or_default();
-        let access = Access {
-            namespace: call.parameter("namespace"),
+        resource: &'static str,
+        subresource: &'static str,
+    ) -> Result<Permission, Refusal> {
+        let permission = Permission {
+            user: self.user(call)?,
+            namespace: call.parameter("namespace").to_owned(),
             verb: if call.head.method == Method::GET { "get" } else { "update" },
-            group: GROUP,
-            version,
+            version: call.head.uri.path().split('/').nth(3).unwrap_or_default().to_owned(),
             resource,
             subresource,
-            name: call.parameter("name"),
+            name: call.parameter("name").to_owned(),
         };
-        if self.may(&user, &access).await? {
-            return Ok(user);
+        if self.holds(&permission).await? {
+            return Ok(permission);
         }
-        let (verb, object) = (access.verb, access.name);
-        let path =
-            if subresource.is_empty() { resource.to_owned() } else { format!("{resource}/{subresource}") };
-        let text = format!(
-            "{resource}.{GROUP} {object:?} is forbidden: User {:?} cannot {verb} resource {path:?} in API group {GROUP:?} in the namespace {:?}",
-            user.username, access.namespace
-        );
-        Err(Refusal::new(StatusCode::FORBIDDEN, text))
+        Err(Refusal::new(StatusCode::FORBIDDEN, permission.denial()))
+    }
+
+    /// Whether a permission is still given.
+    pub(super) async fn holds(&self, permission: &Permission) -> Result<bool, Refusal> {
+        let Permission { user, namespace, verb, version, resource, subresource, name } = permission;
+        self.may(user, &Access { namespace, verb, group: GROUP, version, resource, subresource, name }).await
+    }
+}
+
+/// What a user was permitted to do with an object.
+#[derive(Debug)]
+pub(super) struct Permission {
+    pub(super) user: User,
+    namespace: String,
+    verb: &'static str,
+    version: String,
+    resource: &'static str,
+    subresource: &'static str,
+    name: String,
+}
+
+impl Permission {
+    /// The text of its refusal.
+    fn denial(&self) -> String {
+        let Self { user, namespace, verb, version: _, resource, subresource, name } = self;
+        let path = match *subresource {
+            "" => (*resource).to_owned(),
+            _ => format!("{resource}/{subresource}"),
+        };
+        format!(
+            "{resource}.{GROUP} {name:?} is forbidden: User {:?} cannot {verb} resource {path:?} in API group {GROUP:?} in the namespace {namespace:?}",
+            user.username
+        )
     }
 }

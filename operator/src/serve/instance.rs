@@ -1,15 +1,17 @@
 //! Subresources of VirtualMachineInstances: they are checked against its state here and answered by the agent of its node.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::{Key, Resource};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 use serve::route::{Call, text, with_type};
-use serve::websocket::{self, Messages};
+use serve::websocket::{self, KeepAlive, Messages};
 
 use super::Site;
+use super::access::Permission;
 use super::status::{Answered, Refusal};
 
 pub(super) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
@@ -22,6 +24,9 @@ const GRACE_SECONDS: i64 = 30;
 const JSON: &str = "application/json";
 /// Longest body of a request.
 const MOST_BODY: usize = 64 << 10;
+/// How long a client with a forwarded port may leave pings unanswered. Other streams have no such limit, as upstream: a
+/// terminal that is suspended keeps its console.
+const FORWARD_SILENCE: Duration = Duration::from_secs(60);
 
 /// A subresource.
 #[derive(Debug, PartialEq, Eq)]
@@ -142,7 +147,7 @@ struct Options {
     dry_run: Option<Vec<String>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Metadata {
     pub(super) uid: String,
@@ -249,19 +254,20 @@ impl Instance {
 
 /// Answers a request.
 pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: &'static Verb) -> Answered {
-    site.gate.admit(&call, "virtualmachineinstances", verb.name).await?;
+    let permission = site.gate.admit(&call, "virtualmachineinstances", verb.name).await?;
     let path = match call.head.uri.query() {
         Some(query) => format!("{}?{query}", verb.name),
         None => verb.name.to_owned(),
     };
     if verb.stream {
         let check = |instance: &Instance, name: &str| instance.check(name, true, verb.needs);
-        return connect(&site, &mut call, &path, Messages::Bytes, check).await;
+        let bytes = (Messages::Bytes, KeepAlive::default());
+        return connect(site, &mut call, permission, &path, bytes, check).await;
     }
     let body = call.bytes(MOST_BODY).await;
     let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
     let key = Key::new(call.parameter("namespace"), call.parameter("name"));
-    let node = node(&site, &key, |instance, name| instance.check(name, false, verb.needs)).await?;
+    let instance = ready(&site, &key, |instance, name| instance.check(name, false, verb.needs)).await?;
     if !verb.read && !body.is_empty() {
         let options: Options = serde_json::from_slice(&body).map_err(|error| {
             Refusal::new(StatusCode::BAD_REQUEST, format!("the request's options: {error}"))
@@ -270,13 +276,14 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: &'static Verb)
             return Ok(text(StatusCode::OK, ""));
         }
     }
-    let (code, body) = site.agents.ask(&node, verb.method(), &key, &path, body).await?;
+    let node = &instance.status.node_name;
+    let (code, body) = site.agents.ask(node, verb.method(), &key, &path, body).await?;
     Ok(with_type(code, verb.media, body))
 }
 
 /// Forwards a connection to a port of the guest.
 pub(super) async fn forward(site: Arc<Site>, mut call: Call, kind: &'static str) -> Answered {
-    site.gate.admit(&call, kind, "portforward").await?;
+    let permission = site.gate.admit(&call, kind, "portforward").await?;
     let bad = |why: &str| Refusal::new(StatusCode::BAD_REQUEST, why);
     let port = call.parameter("port").parse::<u16>().ok().filter(|port| *port > 0);
     let port = port.ok_or_else(|| bad("the port is not a number from 1 to 65535"))?;
@@ -286,46 +293,52 @@ pub(super) async fn forward(site: Arc<Site>, mut call: Call, kind: &'static str)
         _ => return Err(bad("the protocol is neither tcp nor udp")),
     };
     let path = format!("portforward/{port}/{protocol}");
-    connect(&site, &mut call, &path, messages, Instance::check_forward).await
+    let keep = KeepAlive { silence: Some(FORWARD_SILENCE), ..KeepAlive::default() };
+    connect(site, &mut call, permission, &path, (messages, keep), Instance::check_forward).await
 }
 
-/// Connects a WebSocket with a stream of the agent. What the agent refuses is answered before the upgrade.
+/// Connects a WebSocket with a stream of the agent, until the permission or the VM's run ends. What the agent refuses is
+/// answered before the upgrade.
 async fn connect(
-    site: &Site,
+    site: Arc<Site>,
     call: &mut Call,
+    permission: Permission,
     path: &str,
-    messages: Messages,
+    (messages, keep): (Messages, KeepAlive),
     check: impl Fn(&Instance, &str) -> Result<(), Refusal>,
 ) -> Answered {
     let key = Key::new(call.parameter("namespace"), call.parameter("name"));
     if !websocket::is_asked_for(call) {
         return Err(Refusal::new(StatusCode::BAD_REQUEST, "this path needs a WebSocket request"));
     }
-    let node = node(site, &key, check).await?;
-    let stream = site.agents.stream(&node, &key, path).await?;
+    let place = site.streams.enter(&permission.user.username, &key)?;
+    let instance = ready(&site, &key, check).await?;
+    let stream = site.agents.stream(&instance.status.node_name, &key, path).await?;
     let accepted = websocket::accept(call, &[PROTOCOL]);
     let (answer, pending) =
         accepted.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
     tokio::spawn(async move {
         // A client that goes away before the answer arrives has no stream to end.
         let Ok((socket, _busy)) = pending.socket().await else { return };
-        if let Err(error) = websocket::pipe(socket, stream, messages).await {
+        let over = site.over(&permission, &key, &instance.metadata.uid);
+        if let Err(error) = websocket::pipe(socket, stream, messages, keep, over).await {
             tracing::debug!(%key, %error, "a stream broke");
         }
+        drop(place);
     });
     Ok(answer)
 }
 
-/// The node of an instance that can be asked.
-async fn node(
+/// An instance that can be asked.
+async fn ready(
     site: &Site,
     key: &Key,
     check: impl Fn(&Instance, &str) -> Result<(), Refusal>,
-) -> Result<String, Refusal> {
+) -> Result<Instance, Refusal> {
     let instance: Option<Instance> = site.client.find(INSTANCES, key).await?;
     let instance = instance.ok_or_else(|| Refusal::absent(KIND, key.name()))?;
     check(&instance, key.name())?;
-    Ok(instance.status.node_name)
+    Ok(instance)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@
 //! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
 //! - [`discovery`]: requests of the API server and clients about the group itself.
 //! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`why`]: subresources;
-//!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node.
+//!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node; [`streams`]: how many
+//!   there are, and until when.
 //! - [`mod@admission`]: what users may write, and the defaults they get. [`conversion`]: versions of HyperConverged.
 
 mod access;
@@ -25,6 +26,7 @@ mod lifetimes;
 mod machine;
 mod refused;
 mod status;
+mod streams;
 mod upload;
 mod volume;
 mod why;
@@ -46,8 +48,10 @@ use crate::health::Health;
 use access::Gate;
 use admission::Admission;
 use agent::Agents;
+use streams::Streams;
 
-/// Connections at once: consoles among them.
+/// Connections at once. Streams have at most half of them ([`streams`]), so that consoles and forwarded ports never keep
+/// the API server from the webhooks.
 const CONNECTIONS: usize = 1024;
 /// How long a connection waits for a request: longer than an API server keeps one (90 s), so that no request is on its way
 /// when the connection ends.
@@ -62,6 +66,7 @@ struct Site {
     namespace: String,
     gate: Gate,
     agents: Agents,
+    streams: Streams,
     admission: Arc<Admission>,
 }
 
@@ -82,6 +87,7 @@ pub async fn run(listener: TcpListener, config: &Config, client: &Client, health
         namespace: config.namespace.clone(),
         gate: Gate::new(client.clone()),
         agents: Agents::new(client.clone(), &config.namespace),
+        streams: Streams::start(client),
         admission: Arc::new(Admission::start(client, &config.namespace)),
     });
     let limits =

@@ -123,6 +123,7 @@ fn reason(code: StatusCode) -> &'static str {
         405 => "MethodNotAllowed",
         409 => "Conflict",
         413 => "RequestEntityTooLarge",
+        429 => "TooManyRequests",
         503 => "ServiceUnavailable",
         _ => "InternalError",
     }

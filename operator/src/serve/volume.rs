@@ -92,7 +92,7 @@ pub(super) async fn handle(
     mut call: Call,
     target: Target,
     verb: Verb,
-    path: &str,
+    path: &'static str,
 ) -> Answered {
     site.gate.admit(&call, target.plural(), path).await?;
     let body = call.bytes(MOST_BODY).await;

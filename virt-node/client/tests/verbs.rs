@@ -63,7 +63,8 @@ async fn stream(mut call: Call) -> serve::route::Answer {
                 let Ok((socket, _busy)) = pending.socket().await else { return };
                 let (near, far) = tokio::io::duplex(1 << 16);
                 tokio::spawn(echo(far));
-                drop(websocket::pipe(socket, near, websocket::Messages::Bytes).await);
+                let (bytes, keep) = (websocket::Messages::Bytes, websocket::KeepAlive::default());
+                drop(websocket::pipe(socket, near, bytes, keep, std::future::pending()).await);
             });
             answer
         }

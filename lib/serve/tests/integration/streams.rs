@@ -8,6 +8,7 @@ use futures_util::{SinkExt, StreamExt};
 use http::StatusCode;
 use serve::route::{Call, Router};
 use serve::server::{self, Limits};
+use serve::websocket::{Closure, KeepAlive};
 use serve::{upgrade, websocket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -16,6 +17,11 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 const PROTOCOLS: [&str; 2] = ["plain.kubevirt.io", "v4.example.org"];
+
+/// Bounds of the streams at `/bounded`.
+const PING: Duration = Duration::from_millis(50);
+const SILENCE: Duration = Duration::from_millis(300);
+const RIGHTS: Duration = Duration::from_secs(1);
 
 /// A server that echoes bytes until `end` comes.
 fn start(limits: Limits) -> (SocketAddr, watch::Sender<bool>) {
@@ -39,7 +45,47 @@ fn start(limits: Limits) -> (SocketAddr, watch::Sender<bool>) {
                         let (socket, _busy) = pending.socket().await.unwrap();
                         let (near, far) = tokio::io::duplex(1 << 16);
                         tokio::spawn(echo(far));
-                        websocket::pipe(socket, near, websocket::Messages::Bytes).await.unwrap();
+                        let (bytes, keep) = (websocket::Messages::Bytes, websocket::KeepAlive::default());
+                        websocket::pipe(socket, near, bytes, keep, std::future::pending()).await.unwrap();
+                    });
+                    answer
+                }
+                Err(refusal) => refusal.answer(),
+            }
+        })
+        // Pings each 50 ms a client that may be silent for 300 ms, and revokes the stream after one second.
+        .get("/bounded", |mut call: Call| async move {
+            match websocket::accept(&mut call, &PROTOCOLS) {
+                Ok((answer, pending)) => {
+                    tokio::spawn(async move {
+                        let (socket, _busy) = pending.socket().await.unwrap();
+                        let keep = KeepAlive { ping: PING, silence: Some(SILENCE) };
+                        let over = async {
+                            tokio::time::sleep(RIGHTS).await;
+                            Closure::policy("the right was taken away")
+                        };
+                        let (near, _far) = tokio::io::duplex(1 << 16);
+                        websocket::pipe(socket, near, websocket::Messages::Bytes, keep, over).await.unwrap();
+                    });
+                    answer
+                }
+                Err(refusal) => refusal.answer(),
+            }
+        })
+        // Sends without an end, and revokes the stream after a while.
+        .get("/flood", |mut call: Call| async move {
+            match websocket::accept(&mut call, &PROTOCOLS) {
+                Ok((answer, pending)) => {
+                    tokio::spawn(async move {
+                        let (socket, _busy) = pending.socket().await.unwrap();
+                        let over = async {
+                            tokio::time::sleep(SILENCE).await;
+                            Closure::normal(&"ä".repeat(100))
+                        };
+                        let (near, mut far) = tokio::io::duplex(1 << 16);
+                        tokio::spawn(async move { while far.write_all(&[0; 1 << 14]).await.is_ok() {} });
+                        let (bytes, keep) = (websocket::Messages::Bytes, KeepAlive::default());
+                        websocket::pipe(socket, near, bytes, keep, over).await.unwrap();
                     });
                     answer
                 }
@@ -85,6 +131,74 @@ async fn websockets_carry_bytes_both_ways_and_close() {
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::Pong("x".into()));
     socket.send(Message::Binary("end".into())).await.unwrap();
     assert!(socket.next().await.unwrap().unwrap().is_close());
+}
+
+async fn connect(
+    address: SocketAddr,
+    path: &str,
+) -> tokio_tungstenite::WebSocketStream<TcpStream> {
+    let request = format!("ws://{address}{path}").into_client_request().unwrap();
+    let stream = TcpStream::connect(address).await.unwrap();
+    tokio_tungstenite::client_async(request, stream).await.unwrap().0
+}
+
+/// The closure of a stream as code and reason, and the pings before it.
+async fn closure(socket: &mut tokio_tungstenite::WebSocketStream<TcpStream>) -> (u16, String, usize) {
+    let mut pings = 0;
+    loop {
+        match socket.next().await.unwrap().unwrap() {
+            Message::Ping(content) => {
+                assert_eq!(&content[..], b"keep alive");
+                pings += 1;
+            }
+            Message::Close(frame) => {
+                let frame = frame.unwrap();
+                return (frame.code.into(), frame.reason.to_string(), pings);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_answers_pings_stays_until_its_right_is_taken_away() {
+    let (address, _close) = start(Limits::default());
+    let begun = std::time::Instant::now();
+    let (code, reason, pings) = closure(&mut connect(address, "/bounded").await).await;
+    assert_eq!((code, reason.as_str()), (1008, "the right was taken away"));
+    assert!(begun.elapsed() >= RIGHTS && pings >= 5, "{pings} pings");
+}
+
+#[tokio::test]
+async fn a_silent_client_is_dropped() {
+    let (address, _close) = start(Limits::default());
+    let mut stream = connect(address, "/bounded").await.into_inner();
+    // Reads bytes and answers nothing.
+    let begun = std::time::Instant::now();
+    let text = b"no answer to pings for 0.3 seconds";
+    let mut received = Vec::new();
+    while !received.windows(text.len()).any(|window| window == text) {
+        let read = tokio::time::timeout(RIGHTS, stream.read_buf(&mut received)).await;
+        assert!(read.unwrap().unwrap() > 0, "closed without a reason");
+    }
+    assert!(begun.elapsed() < RIGHTS, "dropped before its right ends");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_closed_and_one_that_reads_late_gets_the_reason() {
+    let (address, _close) = start(Limits::default());
+    let mut late = connect(address, "/flood").await;
+    tokio::time::sleep(SILENCE * 2).await;
+    let (code, reason, _) = closure(&mut late).await;
+    assert_eq!((code, reason), (1000, "ä".repeat(61)), "cut to the longest that a closure may have");
+    let never = connect(address, "/flood").await;
+    tokio::time::sleep(SILENCE + Duration::from_secs(3)).await;
+    let mut stream = never.into_inner();
+    let drained = async {
+        let mut piece = vec![0; 1 << 16];
+        while let Ok(1..) = stream.read(&mut piece).await {}
+    };
+    tokio::time::timeout(Duration::from_secs(5), drained).await.unwrap();
 }
 
 #[tokio::test]
