@@ -213,7 +213,8 @@ async fn listen(
     tokio::spawn(async move {
         // The operator makes the certificate for both.
         let tls = certified(&identity, Some(clients), false).await;
-        let streams = server::serve(operator, Some(tls), Limits::default(), router, stopped.clone());
+        let limits = Limits { connections: streams::CONNECTIONS, ..Limits::default() };
+        let streams = server::serve(operator, Some(tls), limits, router, stopped.clone());
         // Clients of changed blocks show a token.
         let tls = certified(&identity, None, true).await;
         tokio::join!(streams, server::serve(backups, Some(tls), Limits::default(), metadata, stopped));

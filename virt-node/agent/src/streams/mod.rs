@@ -23,6 +23,9 @@ use serve::route::{Answer, Call, Router};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 
+/// Connections of the operator at once. Streams have at most three quarters of them, so that power commands, freezes and
+/// reports are always served.
+pub(crate) const CONNECTIONS: usize = 256;
 /// The name in the operator's certificate.
 const OPERATOR: &str = "kubevirt.io:system:client:virt-handler";
 /// Where a guest is.
@@ -47,6 +50,15 @@ impl Refused {
         Self { status: StatusCode::BAD_REQUEST, reason: "BadRequest", message: message.into() }
     }
 
+    /// The agent cannot serve this now.
+    fn unavailable(message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            reason: "ServiceUnavailable",
+            message: message.into(),
+        }
+    }
+
     /// There is no such guest on this node.
     fn missing(message: impl Into<String>) -> Self {
         Self { status: StatusCode::NOT_FOUND, reason: "NotFound", message: message.into() }
@@ -64,9 +76,7 @@ impl From<Error> for Refused {
         let message = error.chain();
         match error.kind() {
             Kind::Content => Self::conflict(message),
-            Kind::Launcher => {
-                Self { status: StatusCode::SERVICE_UNAVAILABLE, reason: "ServiceUnavailable", message }
-            }
+            Kind::Launcher => Self::unavailable(message),
             Kind::Usage | Kind::Untrusted | Kind::Kubelet | Kind::Cluster | Kind::Stale | Kind::System => {
                 Self { status: StatusCode::INTERNAL_SERVER_ERROR, reason: "InternalError", message }
             }

@@ -1,6 +1,7 @@
 //! Byte streams to a guest: its console and screen, which are sockets of its QEMU, and its ports.
 //!
 //! QEMU serves one client of a console at a time. A new one takes over: the stream before it is closed, as upstream does.
+//! All streams together have a part of the connections only.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,9 +15,9 @@ use serve::route::{Answer, Call};
 use serve::upgrade::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UdpSocket, UnixStream};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::{Refused, key};
+use super::{CONNECTIONS, Refused, key};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 use crate::pods::launcher;
@@ -28,6 +29,8 @@ pub(super) const STREAMS: [(&str, &str); 4] = [
     ("portforward", "portforward/{port}"),
     ("portforward", "portforward/{port}/{proto}"),
 ];
+/// Most streams at once.
+const MOST: usize = CONNECTIONS / 4 * 3;
 /// The protocol's name in the Upgrade.
 const PROTOCOL: &str = "ferrovirt-stream";
 /// Bytes on their way in each direction.
@@ -41,12 +44,30 @@ const TAKE_OVER: Duration = Duration::from_millis(100);
 type Ends = HashMap<(Key, &'static str), oneshot::Sender<()>>;
 
 /// Open streams.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sessions(Arc<Mutex<Ends>>);
+#[derive(Clone, Debug)]
+pub(super) struct Sessions {
+    ends: Arc<Mutex<Ends>>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self { ends: Arc::default(), places: Arc::new(Semaphore::new(MOST)) }
+    }
+}
 
 impl Sessions {
     fn lock(&self) -> MutexGuard<'_, Ends> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a stream, until it is dropped.
+    fn enter(&self) -> Result<OwnedSemaphorePermit, Refused> {
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            Refused::unavailable(format!(
+                "the agent of this node has {MOST} open streams, the most; close one and try again"
+            ))
+        })
     }
 
     /// Takes over a guest's stream. The receiver resolves when another client takes it over; the flag reports whether there
@@ -70,12 +91,13 @@ pub(super) async fn open(
 ) -> Result<Answer, Refused> {
     let key = key(call);
     let (instance, pod) = controller.pod_of(&key).map_err(|error| Refused::missing(error.chain()))?;
+    let place = sessions.enter()?;
     // The operator asked the API server whether it runs, and may have read a later version than the agent's cache.
     if matches!(instance.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Err(Refused::conflict("VMI is not running"));
     }
     if name == "portforward" {
-        return forward(call, &instance.address()).await;
+        return forward(call, &instance.address(), place).await;
     }
     let socket = match name {
         "console" => "serial0",
@@ -100,11 +122,11 @@ pub(super) async fn open(
     let failed = |error| Refused::from(Error::system("a guest's socket cannot be used", error));
     stream.set_nonblocking(true).map_err(failed)?;
     let stream = UnixStream::from_std(stream).map_err(failed)?;
-    upgrade(call, Some(ended), |client| copy(client, stream))
+    upgrade(call, place, Some(ended), |client| copy(client, stream))
 }
 
 /// Connects to a port of the guest: a stream by TCP, datagrams by UDP.
-async fn forward(call: &mut Call, address: &str) -> Result<Answer, Refused> {
+async fn forward(call: &mut Call, address: &str, place: OwnedSemaphorePermit) -> Result<Answer, Refused> {
     let port: u16 =
         call.parameter("port").parse().map_err(|_| Refused::bad("the port is not a number up to 65535"))?;
     let address: IpAddr = address.parse().map_err(|_| Refused::bad("no network interfaces are present"))?;
@@ -113,13 +135,13 @@ async fn forward(call: &mut Call, address: &str) -> Result<Answer, Refused> {
         |error: &dyn std::fmt::Display| Refused::bad(format!("dialing VM: {address} port {port}: {error}"));
     match call.parameter("proto") {
         "" | "tcp" => match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await {
-            Ok(Ok(stream)) => upgrade(call, None, |client| copy(client, stream)),
+            Ok(Ok(stream)) => upgrade(call, place, None, |client| copy(client, stream)),
             Ok(Err(error)) => Err(unreachable(&error)),
             Err(error) => Err(unreachable(&error)),
         },
         "udp" => {
             let socket = connected(to).await.map_err(|error| unreachable(&error))?;
-            upgrade(call, None, |client| relay(client, socket))
+            upgrade(call, place, None, |client| relay(client, socket))
         }
         other => Err(Refused::bad(format!("protocol {other} is not supported; use tcp or udp"))),
     }
@@ -165,6 +187,7 @@ async fn relay(client: impl AsyncRead + AsyncWrite, guest: UdpSocket) -> io::Res
 /// Answers with the Upgrade; `work` has the client's stream until it ends, or another client takes the stream over.
 fn upgrade<W: Future<Output = io::Result<()>> + Send>(
     call: &mut Call,
+    place: OwnedSemaphorePermit,
     ended: Option<oneshot::Receiver<()>>,
     work: impl FnOnce(Stream) -> W + Send + 'static,
 ) -> Result<Answer, Refused> {
@@ -188,7 +211,7 @@ fn upgrade<W: Future<Output = io::Result<()>> + Send>(
             }
             () = taken => {}
         }
-        drop(busy);
+        drop((busy, place));
     });
     Ok(answer)
 }
@@ -211,6 +234,18 @@ mod tests {
         assert!(second.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         drop(second);
         assert!(!sessions.take_over(of()).1, "one that closed is forgotten");
+    }
+
+    #[test]
+    fn streams_leave_connections_to_commands() {
+        let sessions = Sessions::default();
+        let mut open: Vec<_> = (0..192).map(|_| sessions.enter().unwrap()).collect();
+        let refused = sessions.clone().enter().unwrap_err();
+        assert_eq!(refused.status.as_u16(), 503);
+        let text = "the agent of this node has 192 open streams, the most; close one and try again";
+        assert_eq!(refused.message, text);
+        open.pop();
+        assert!(sessions.enter().is_ok());
     }
 
     #[tokio::test]
