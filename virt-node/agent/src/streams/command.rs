@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serve::route::{Answer, Call};
 
-use super::{Refused, key, picture};
+use super::{Refused, flag, key, picture, pointer};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 use crate::guests::osinfo::{self, Answers};
@@ -70,6 +70,9 @@ pub(super) async fn run(
         Ok(serve::route::json(StatusCode::OK, value?.to_string()))
     };
     let done = || serve::route::json(StatusCode::OK, "{}");
+    if name == "vnc/screenshot" && flag(call, "moveCursor") {
+        pointer::wake(pod).await;
+    }
     match name {
         "guestosinfo" => list(Some(osinfo::everything(&answers(&mut talk).await))),
         "userlist" => list(osinfo::users(&talk.agent(osinfo::USERS).await?)),

@@ -12,6 +12,7 @@
 mod command;
 mod picture;
 mod pipe;
+mod pointer;
 
 use std::sync::Arc;
 
@@ -98,6 +99,17 @@ fn key(call: &Call) -> Key {
     Key::new(call.parameter("ns"), call.parameter("name"))
 }
 
+/// Whether the query of a request sets a flag, as Go's ParseBool reads it.
+fn flag(call: &Call, name: &str) -> bool {
+    is_set(call.head.uri.query().unwrap_or_default(), name)
+}
+
+fn is_set(query: &str, name: &str) -> bool {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let value = pairs.filter(|(one, _)| *one == name).map(|(_, value)| value).next();
+    matches!(value, Some("1" | "t" | "T" | "true" | "TRUE" | "True"))
+}
+
 /// All routes.
 pub(crate) fn router(controller: &Arc<Controller>) -> Router {
     let sessions = pipe::Sessions::default();
@@ -137,4 +149,25 @@ pub(crate) fn router(controller: &Arc<Controller>) -> Router {
         });
     }
     router
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_a_query_are_read_as_upstream_reads_them() {
+        for (query, expected) in [
+            ("preserveSession=true", true),
+            ("a=b&preserveSession=1", true),
+            ("preserveSession=false", false),
+            ("preserveSession=yes", false),
+            ("preserveSession", false),
+            ("xpreserveSession=true", false),
+            ("preserveSession=false&preserveSession=true", false),
+            ("", false),
+        ] {
+            assert_eq!(is_set(query, "preserveSession"), expected, "{query}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Byte streams to a guest: its console and screen, which are sockets of its QEMU, and its ports.
 //!
-//! QEMU serves one client of a console at a time. A new one takes over: the stream before it is closed, as upstream does.
+//! QEMU serves one client of a console at a time. A new one takes over: the stream before it is closed, as upstream does. A
+//! client of the screen that asks for `preserveSession` is refused instead.
 //! All streams together have a part of the connections only.
 
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UdpSocket, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::{CONNECTIONS, Refused, key};
+use super::{CONNECTIONS, Refused, flag, key};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 use crate::pods::launcher;
@@ -70,15 +71,22 @@ impl Sessions {
         })
     }
 
-    /// Takes over a guest's stream. The receiver resolves when another client takes it over; the flag reports whether there
-    /// was a previous client.
-    fn take_over(&self, of: (Key, &'static str)) -> (oneshot::Receiver<()>, bool) {
-        let (end, ended) = oneshot::channel();
+    /// Takes over a guest's stream, unless it has a client and is to be preserved. The receiver resolves when another
+    /// client takes it over; the flag reports whether there was a previous client.
+    fn take_over(
+        &self,
+        of: (Key, &'static str),
+        preserve: bool,
+    ) -> Result<(oneshot::Receiver<()>, bool), Refused> {
         let mut sessions = self.lock();
         sessions.retain(|_, end| !end.is_closed());
+        if preserve && sessions.contains_key(&of) {
+            return Err(Refused::unavailable("Active VNC connection. Request denied."));
+        }
+        let (end, ended) = oneshot::channel();
         // Dropping the sender ends the stream before.
         let before = sessions.insert(of, end).is_some();
-        (ended, before)
+        Ok((ended, before))
     }
 }
 
@@ -103,7 +111,8 @@ pub(super) async fn open(
         "console" => "serial0",
         _ => "vnc",
     };
-    let (ended, before) = sessions.take_over((key, name));
+    let preserve = name == "vnc" && flag(call, "preserveSession");
+    let (ended, before) = sessions.take_over((key, name), preserve)?;
     if before {
         tokio::time::sleep(TAKE_OVER).await;
     }
@@ -223,17 +232,32 @@ mod tests {
     #[tokio::test]
     async fn a_second_session_ends_the_first() {
         let sessions = Sessions::default();
-        let of = || (Key::new("n", "a"), "console");
-        let (first, before) = sessions.take_over(of());
+        let take_over = |kind, preserve| sessions.take_over((Key::new("n", "a"), kind), preserve);
+        let (first, before) = take_over("console", false).unwrap();
         assert!(!before);
-        let (_other, before) = sessions.take_over((Key::new("n", "a"), "vnc"));
+        let (_other, before) = take_over("vnc", true).unwrap();
         assert!(!before, "another kind of stream is left alone");
-        let (mut second, before) = sessions.take_over(of());
+        let (mut second, before) = take_over("console", false).unwrap();
         assert!(before);
         assert!(first.await.is_err(), "the first is over");
         assert!(second.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         drop(second);
-        assert!(!sessions.take_over(of()).1, "one that closed is forgotten");
+        assert!(!take_over("console", false).unwrap().1, "one that closed is forgotten");
+    }
+
+    #[test]
+    fn a_session_of_the_screen_is_preserved_if_the_next_client_asks_for_it() {
+        let sessions = Sessions::default();
+        let take_over = |preserve| sessions.take_over((Key::new("n", "a"), "vnc"), preserve);
+        let (mut first, _) = take_over(true).unwrap();
+        let refused = take_over(true).unwrap_err();
+        let refused = (refused.status.as_u16(), refused.message.as_str());
+        assert_eq!(refused, (503, "Active VNC connection. Request denied."));
+        assert!(first.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        let (second, _) = take_over(false).unwrap();
+        assert!(first.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
+        drop(second);
+        assert!(take_over(true).is_ok(), "the session before is over");
     }
 
     #[test]
