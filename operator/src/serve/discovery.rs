@@ -5,7 +5,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use serve::route::{Router, json, text};
 
-use super::{dump, instance, machine, refused, status, upload, volume};
+use super::{dump, graph, instance, machine, refused, status, upload, volume};
 
 /// The group.
 pub(super) const GROUP: &str = "subresources.kubevirt.io";
@@ -40,7 +40,8 @@ fn resources(version: &str) -> Value {
     });
     let refused = refused::ROWS
         .iter()
-        .map(|row| one(format!("{}/{}", row.plural(), row.name), if row.read { "get" } else { "update" }));
+        .map(|row| one(format!("virtualmachineinstances/{}", row.name), if row.read { "get" } else { "update" }));
+    let graphs = graph::PLURALS.map(|plural| one(format!("{plural}/objectgraph"), "get"));
     let dumps = dump::VERBS.map(|verb| one(format!("virtualmachines/{}", verb.name()), "update"));
     let others = [
         ("virtualmachines/expand-spec", "get"),
@@ -52,6 +53,7 @@ fn resources(version: &str) -> Value {
         .chain(volumes)
         .chain(dumps)
         .chain(refused)
+        .chain(graphs)
         .chain(others)
         .chain(instances)
         .chain(forwards)

@@ -8,7 +8,8 @@
 //! - [`certificates`]: own authority, published with its bundle; the server's certificate while it runs.
 //! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
 //! - [`discovery`]: requests of the API server and clients about the group itself.
-//! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`why`]: subresources;
+//! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`graph`], [`why`]:
+//!   subresources;
 //!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node; [`streams`]: how many
 //!   there are, and until when.
 //! - [`mod@admission`]: what users may write, and the defaults they get. [`conversion`]: versions of HyperConverged.
@@ -21,6 +22,7 @@ pub(crate) mod conversion;
 mod discovery;
 mod dump;
 mod expand;
+mod graph;
 mod instance;
 mod lifetimes;
 mod machine;
@@ -136,8 +138,14 @@ fn router(site: &Arc<Site>) -> Router {
                 });
             }
         }
+        for plural in graph::PLURALS {
+            let pattern = format!("{base}/{plural}/{{name}}/objectgraph");
+            router = with(router, site, Method::GET, &pattern, move |site, call| {
+                graph::handle(site, call, plural)
+            });
+        }
         for row in refused::ROWS {
-            let pattern = format!("{base}/{}/{{name}}/{}", row.plural(), row.name);
+            let pattern = format!("{base}/virtualmachineinstances/{{name}}/{}", row.name);
             router = with(router, site, row.method(), &pattern, move |site, call| {
                 refused::handle(site, call, row)
             });

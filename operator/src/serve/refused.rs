@@ -1,9 +1,9 @@
-//! Subresources that this release refuses, with upstream's status and the reason: the feature is off, or the guest or the
-//! node lacks what it needs. They are authorized like others.
+//! Subresources that this release refuses, with upstream's status and the reason: the feature gate is off, or the guest or
+//! the node lacks what it needs. They are authorized like others.
 
 use std::sync::Arc;
 
-use cluster::{Key, Resource};
+use cluster::Key;
 use http::{Method, StatusCode};
 use serde_json::Value;
 use serve::route::Call;
@@ -12,49 +12,52 @@ use super::Site;
 use super::instance::INSTANCES;
 use super::status::{Answered, Refusal};
 
-const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
+/// How errors name an instance.
+const KIND: &str = "virtualmachineinstance";
 
-/// Why a subresource is refused.
+/// Why a subresource of an instance is refused.
 #[derive(Clone, Copy, Debug)]
 enum Why {
-    /// A feature gate is off: 400, as upstream.
-    Gate(&'static str),
-    /// The object is not in a state for it: 409.
+    /// The instance lacks a device: 400.
+    Device(&'static str),
+    /// The instance is not in a state for it: 409.
     State(fn(&Value) -> &'static str),
+    /// This release does not serve it: 404.
+    Unserved(&'static str),
 }
 
-/// A subresource.
+/// A subresource of instances.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// Whether it is one of VMs; of instances otherwise.
-    machine: bool,
     /// Last part of the path.
     pub(super) name: &'static str,
     /// Whether it is read; changed otherwise.
     pub(super) read: bool,
+    /// The feature gate without which it is refused with 400, as upstream.
+    gate: Option<&'static str>,
     why: Why,
 }
 
-const fn row(machine: bool, name: &'static str, read: bool, why: Why) -> Row {
-    Row { machine, name, read, why }
+const fn row(name: &'static str, read: bool, gate: Option<&'static str>, why: Why) -> Row {
+    Row { name, read, gate, why }
 }
 
-const SEV: Why = Why::Gate("WorkloadEncryptionSEV");
-const BACKUP: Why = Why::Gate("IncrementalBackup");
-const GRAPH: Why = Why::Gate("ObjectGraph");
+const SEV: Option<&str> = Some("WorkloadEncryptionSEV");
+const UNMEASURED: Why = Why::State(|_| "Attestation not requested for VMI");
+const BACKUP: Option<&str> = Some("IncrementalBackup");
+const NO_BACKUP: Why = Why::Unserved("this release does not serve backups of changed blocks");
 
 /// All of them.
 pub(super) const ROWS: &[Row] = &[
-    row(true, "objectgraph", true, GRAPH),
-    row(false, "objectgraph", true, GRAPH),
-    row(false, "usbredir", true, Why::State(usb)),
-    row(false, "vsock", true, Why::Gate("VSOCK")),
-    row(false, "sev/fetchcertchain", true, SEV),
-    row(false, "sev/querylaunchmeasurement", true, SEV),
-    row(false, "sev/setupsession", false, SEV),
-    row(false, "sev/injectlaunchsecret", false, SEV),
-    row(false, "backup", false, BACKUP),
-    row(false, "redefine-checkpoint", false, BACKUP),
+    row("usbredir", true, None, Why::State(usb)),
+    // Guests have no such device: autoattachVSOCK has no effect.
+    row("vsock", true, Some("VSOCK"), Why::Device("VSOCK is not attached.")),
+    row("sev/fetchcertchain", true, SEV, UNMEASURED),
+    row("sev/querylaunchmeasurement", true, SEV, UNMEASURED),
+    row("sev/setupsession", false, SEV, UNMEASURED),
+    row("sev/injectlaunchsecret", false, SEV, UNMEASURED),
+    row("backup", false, BACKUP, NO_BACKUP),
+    row("redefine-checkpoint", false, BACKUP, NO_BACKUP),
 ];
 
 fn usb(instance: &Value) -> &'static str {
@@ -66,41 +69,37 @@ fn usb(instance: &Value) -> &'static str {
 }
 
 impl Row {
-    /// Resource in plural.
-    pub(super) fn plural(&self) -> &'static str {
-        if self.machine { "virtualmachines" } else { "virtualmachineinstances" }
-    }
-
     pub(super) fn method(&self) -> Method {
         if self.read { Method::GET } else { Method::PUT }
     }
 
-    /// The refusal for an object.
-    fn refusal(&self, name: &str, object: &Value) -> Refusal {
-        let kind = if self.machine { "virtualmachine" } else { "virtualmachineinstance" };
+    /// The gate that it lacks.
+    fn closed(&self, is_on: impl Fn(&str) -> bool) -> Option<Refusal> {
+        self.gate.filter(|gate| !is_on(gate)).map(Refusal::gate)
+    }
+
+    /// The refusal for an instance.
+    fn refusal(&self, name: &str, instance: &Value) -> Refusal {
         match self.why {
-            Why::Gate(gate) => {
-                Refusal::new(StatusCode::BAD_REQUEST, format!("'{gate}' feature gate is not enabled"))
-            }
-            Why::State(text) => Refusal::conflict(kind, name, text(object)),
+            Why::Device(text) => Refusal::new(StatusCode::BAD_REQUEST, text),
+            Why::State(text) => Refusal::conflict(KIND, name, text(instance)),
+            Why::Unserved(text) => Refusal::new(StatusCode::NOT_FOUND, text),
         }
     }
 }
 
 /// Refuses a request.
 pub(super) async fn handle(site: Arc<Site>, call: Call, row: &'static Row) -> Answered {
-    site.gate.admit(&call, row.plural(), row.name).await?;
-    let name = call.parameter("name");
+    site.gate.admit(&call, "virtualmachineinstances", row.name).await?;
     // As upstream: what is off is off for every object.
-    if matches!(row.why, Why::Gate(_)) {
-        return Err(row.refusal(name, &Value::Null));
+    if let Some(refusal) = row.closed(|gate| site.admission.gate(gate)) {
+        return Err(refusal);
     }
-    let resource = if row.machine { MACHINES } else { INSTANCES };
-    let kind = if row.machine { "virtualmachine" } else { "virtualmachineinstance" };
-    let object: Option<Value> =
-        site.client.find(resource, &Key::new(call.parameter("namespace"), name)).await?;
-    let object = object.ok_or_else(|| Refusal::absent(kind, name))?;
-    Err(row.refusal(name, &object))
+    let name = call.parameter("name");
+    let key = Key::new(call.parameter("namespace"), name);
+    let instance: Option<Value> = site.client.find(INSTANCES, &key).await?;
+    let instance = instance.ok_or_else(|| Refusal::absent(KIND, name))?;
+    Err(row.refusal(name, &instance))
 }
 
 #[cfg(test)]
@@ -111,23 +110,27 @@ mod tests {
 
     #[test]
     fn each_row_gives_status_and_reason() {
-        let of = |name: &str, machine: bool, object: &Value| {
-            let row = ROWS.iter().find(|row| row.name == name && row.machine == machine).unwrap();
-            let refusal = row.refusal("vm", object);
+        let of = |name: &str, gates: &[&str], instance: &Value| {
+            let row = ROWS.iter().find(|row| row.name == name).unwrap();
+            let refusal = row.closed(|gate| gates.contains(&gate));
+            let refusal = refusal.unwrap_or_else(|| row.refusal("vm", instance));
             let (code, text) = refusal.code_and_message();
             (code, text.rsplit(": ").next().unwrap().to_owned())
         };
         let plain = json!({"spec": {"domain": {"devices": {}}}});
         let usb = json!({"spec": {"domain": {"devices": {"clientPassthrough": {}}}}});
-        for (name, machine, object, code, text) in [
-            ("sev/fetchcertchain", false, &plain, 400, "'WorkloadEncryptionSEV' feature gate is not enabled"),
-            ("vsock", false, &plain, 400, "'VSOCK' feature gate is not enabled"),
-            ("backup", false, &plain, 400, "'IncrementalBackup' feature gate is not enabled"),
-            ("objectgraph", true, &plain, 400, "'ObjectGraph' feature gate is not enabled"),
-            ("usbredir", false, &plain, 409, "Not configured with USB Redirection"),
-            ("usbredir", false, &usb, 409, "the guest has no redirection channels"),
+        let [sev, vsock, backup] = ["WorkloadEncryptionSEV", "VSOCK", "IncrementalBackup"];
+        for (name, gates, instance, code, text) in [
+            ("sev/fetchcertchain", &[vsock][..], &plain, 400, "'WorkloadEncryptionSEV' feature gate is not enabled"),
+            ("sev/fetchcertchain", &[sev], &plain, 409, "Attestation not requested for VMI"),
+            ("vsock", &[], &plain, 400, "'VSOCK' feature gate is not enabled"),
+            ("vsock", &[vsock], &plain, 400, "VSOCK is not attached."),
+            ("backup", &[], &plain, 400, "'IncrementalBackup' feature gate is not enabled"),
+            ("backup", &[backup], &plain, 404, "this release does not serve backups of changed blocks"),
+            ("usbredir", &[], &plain, 409, "Not configured with USB Redirection"),
+            ("usbredir", &[], &usb, 409, "the guest has no redirection channels"),
         ] {
-            assert_eq!(of(name, machine, object), (code, text.to_owned()), "{name}");
+            assert_eq!(of(name, gates, instance), (code, text.to_owned()), "{name} {gates:?}");
         }
     }
 }

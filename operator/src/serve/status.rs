@@ -40,6 +40,11 @@ impl Refusal {
         Self::conflict(kind, name, "it was changed at the same time; try again")
     }
 
+    /// 400: the KubeVirt object does not switch a feature gate on.
+    pub(super) fn gate(name: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, format!("'{name}' feature gate is not enabled"))
+    }
+
     /// 404: no such object.
     pub(super) fn absent(kind: &str, name: &str) -> Self {
         Self {

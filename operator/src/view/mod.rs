@@ -18,6 +18,6 @@ pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotSta
 pub(crate) use meta::{Condition, Meta, condition, is_false, is_true};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
-pub(crate) use selector::selector_text;
+pub(crate) use selector::{selector_text, selects};
 pub(crate) use set::{Pool, ReplicaSet, SetStatus};
 pub(crate) use volume::{Claim, DataVolume, SnapshotClass, TransferConfig, VolumeSource};

@@ -1,4 +1,4 @@
-//! Label selectors as text.
+//! Label selectors: as text, and what they select.
 
 use std::fmt::Write;
 
@@ -24,6 +24,23 @@ pub(crate) fn selector_text(selector: &LabelSelector) -> String {
     all.join(",")
 }
 
+/// Whether a selector selects an object, of which `label` gives the labels. An unknown operator selects nothing.
+pub(crate) fn selects<'a>(selector: &LabelSelector, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+    let exact = selector.match_labels.iter().all(|(key, value)| label(key) == Some(value));
+    exact
+        && selector.match_expressions.iter().all(|one| {
+            let value = label(&one.key);
+            let listed = value.is_some_and(|value| one.values.iter().any(|listed| listed == value));
+            match one.operator.as_str() {
+                "In" => listed,
+                "NotIn" => !listed,
+                "Exists" => value.is_some(),
+                "DoesNotExist" => value.is_none(),
+                _ => false,
+            }
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +59,25 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(selector_text(&selector), "app=web,tier in (a,b),zone notin (c),x,!y");
+    }
+
+    #[test]
+    fn labels_are_selected_as_the_api_server_selects_them() {
+        let label = |key: &str| (key == "app").then_some("web");
+        for (selector, expected) in [
+            (json!({}), true),
+            (json!({"matchLabels": {"app": "web"}}), true),
+            (json!({"matchLabels": {"app": "db"}}), false),
+            (json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["db", "web"]}]}), true),
+            (json!({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["web"]}]}), false),
+            (json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}), false),
+            (json!({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["web"]}]}), true),
+            (json!({"matchExpressions": [{"key": "app", "operator": "Exists"}]}), true),
+            (json!({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}), false),
+            (json!({"matchExpressions": [{"key": "app", "operator": "Like"}]}), false),
+        ] {
+            let read: LabelSelector = serde_json::from_value(selector.clone()).unwrap();
+            assert_eq!(selects(&read, label), expected, "{selector}");
+        }
     }
 }

@@ -167,6 +167,11 @@ impl Admission {
         }
     }
 
+    /// Whether the KubeVirt object switches a feature gate on that is off by default.
+    pub(super) fn gate(&self, name: &str) -> bool {
+        settings::gate(&self.configuration, name)
+    }
+
     async fn review(&self, review: Review, request: &Request) -> cluster::Result<Answer> {
         let own = self.own.contains(&request.user_info.username);
         Ok(match review {

@@ -1,5 +1,7 @@
 //! Defaults of new guests, from the KubeVirt object while it changes.
 
+use std::sync::Arc;
+
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 use virt::admission::{DefaultBinding, Settings};
@@ -25,7 +27,15 @@ struct Fields {
     machine_type: Option<String>,
     cpu_model: Option<String>,
     architecture_configuration: Architectures,
+    developer_configuration: Developer,
     network: Network,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Developer {
+    feature_gates: Vec<String>,
+    disabled_feature_gates: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -58,16 +68,37 @@ pub(super) fn follow(client: &Client) -> Cache<Configuration> {
     Cache::<Configuration>::builder().start::<Configuration>(client, KUBEVIRTS, &Scope::all())
 }
 
-/// The settings now. There is one KubeVirt object in a cluster; of several the first by name counts.
-pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
+/// The KubeVirt object now. There is one in a cluster; of several the first by name counts.
+fn current(configuration: &Cache<Configuration>) -> Option<Arc<Configuration>> {
     let all = configuration.all();
-    let first = all.iter().min_by(|(one, _), (other, _)| one.cmp(other));
-    first.map_or_else(Settings::default, |(_, object)| of(object))
+    all.into_iter().min_by(|(one, _), (other, _)| one.cmp(other)).map(|(_, object)| object)
+}
+
+/// The settings now.
+pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
+    current(configuration).map_or_else(Settings::default, |object| of(&object))
+}
+
+/// Whether a feature gate that is off by default is on now.
+pub(super) fn gate(configuration: &Cache<Configuration>, name: &str) -> bool {
+    current(configuration).is_some_and(|object| is_on(&object, name))
+}
+
+fn is_on(object: &Configuration, name: &str) -> bool {
+    let Developer { feature_gates: on, disabled_feature_gates: off } =
+        &object.spec.configuration.developer_configuration;
+    let has = |list: &[String]| list.iter().any(|one| one == name);
+    has(on) && !has(off)
 }
 
 fn of(object: &Configuration) -> Settings {
-    let Fields { machine_type, cpu_model, architecture_configuration: architectures, network } =
-        &object.spec.configuration;
+    let Fields {
+        machine_type,
+        cpu_model,
+        architecture_configuration: architectures,
+        developer_configuration: _,
+        network,
+    } = &object.spec.configuration;
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let base = Settings::default();
     let binding = match network.default_network_interface.as_deref() {
@@ -116,6 +147,22 @@ mod tests {
             ),
         ] {
             assert_eq!(read(configuration.clone()), expected, "{configuration}");
+        }
+    }
+
+    #[test]
+    fn a_gate_is_on_if_it_is_listed_and_not_disabled() {
+        let gates = |on: Value, off: Value| {
+            let developer = json!({"featureGates": on, "disabledFeatureGates": off});
+            json!({"spec": {"configuration": {"developerConfiguration": developer}}})
+        };
+        for (object, expected) in [
+            (json!({}), false),
+            (gates(json!(["VSOCK", "ObjectGraph"]), json!([])), true),
+            (gates(json!(["ObjectGraph"]), json!(["ObjectGraph"])), false),
+            (gates(json!(["objectgraph"]), json!([])), false),
+        ] {
+            assert_eq!(is_on(&serde_json::from_value(object.clone()).unwrap(), "ObjectGraph"), expected, "{object}");
         }
     }
 }
