@@ -1,11 +1,13 @@
-//! The lists of groups, and the group subresources.kubevirt.io itself: discovery, OpenAPI, version, health. Served without
-//! authorization, as the API server and clients need them before they authenticate.
+//! The lists of groups, and the group subresources.kubevirt.io itself: discovery, version, health, and where its OpenAPI
+//! descriptions are ([`super::openapi`]). Served without authorization, as the API server and clients need them before they
+//! authenticate.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 use serve::route::{Router, json, text};
+use sha2::{Digest, Sha256};
 
-use super::{dump, graph, instance, machine, refused, status, upload, volume};
+use super::{dump, graph, instance, machine, openapi, refused, status, upload, volume};
 
 /// The group.
 pub(super) const GROUP: &str = "subresources.kubevirt.io";
@@ -20,36 +22,57 @@ fn group() -> Value {
         "preferredVersion": version(VERSIONS[0])})
 }
 
-fn resources(version: &str) -> Value {
-    let one = |name: String, verb: &str| json!({"name": name, "singularName": "", "namespaced": true, "kind": "", "verbs": [verb]});
-    let machines =
-        machine::VERBS.iter().map(|verb| one(format!("virtualmachines/{}", verb.name()), "update"));
-    let instances = instance::VERBS.iter().map(|verb| {
-        one(
-            format!("virtualmachineinstances/{}", verb.name),
-            if verb.stream || verb.read { "get" } else { "update" },
-        )
-    });
-    let forwards =
-        ["virtualmachines", "virtualmachineinstances"].map(|kind| one(format!("{kind}/portforward"), "get"));
-    let plain = ["version", "guestfs", "healthz"].map(
-        |name| json!({"name": name, "singularName": "", "namespaced": false, "kind": "", "verbs": ["get"]}),
-    );
-    let volumes = volume::TARGETS.into_iter().flat_map(|target| {
-        volume::VERBS.map(|(_, path)| one(format!("{}/{path}", target.plural()), "update"))
-    });
-    let refused = refused::ROWS
+/// A subresource that is served.
+#[derive(Debug)]
+pub(super) struct Served {
+    /// Its name in discovery, such as `virtualmachines/start`.
+    pub(super) name: String,
+    read: bool,
+    namespaced: bool,
+}
+
+impl Served {
+    fn verb(&self) -> &'static str {
+        if self.read { "get" } else { "update" }
+    }
+
+    /// The HTTP method, as OpenAPI writes it.
+    pub(super) fn method(&self) -> &'static str {
+        if self.read { "get" } else { "put" }
+    }
+
+    /// The path behind the version, of a forwarded port without the port.
+    pub(super) fn path(&self) -> String {
+        match (self.namespaced, self.name.split_once('/')) {
+            (false, _) => format!("/{}", self.name),
+            (true, None) => format!("/namespaces/{{namespace}}/{}", self.name),
+            (true, Some((plural, name))) => format!("/namespaces/{{namespace}}/{plural}/{{name}}/{name}"),
+        }
+    }
+}
+
+/// All subresources, from the tables of those that answer them.
+pub(super) fn served() -> Vec<Served> {
+    let one = |name: String, read: bool| Served { name, read, namespaced: true };
+    let machines = machine::VERBS.iter().map(|verb| one(format!("virtualmachines/{}", verb.name()), false));
+    let instances = instance::VERBS
         .iter()
-        .map(|row| one(format!("virtualmachineinstances/{}", row.name), if row.read { "get" } else { "update" }));
-    let graphs = graph::PLURALS.map(|plural| one(format!("{plural}/objectgraph"), "get"));
-    let dumps = dump::VERBS.map(|verb| one(format!("virtualmachines/{}", verb.name()), "update"));
-    let others = [
-        ("virtualmachines/expand-spec", "get"),
-        ("virtualmachines/why", "get"),
-        ("expand-vm-spec", "update"),
-    ]
-    .map(|(name, verb)| one(name.to_owned(), verb));
-    let all: Vec<Value> = machines
+        .map(|verb| one(format!("virtualmachineinstances/{}", verb.name), verb.stream || verb.read));
+    let forwards =
+        ["virtualmachines", "virtualmachineinstances"].map(|kind| one(format!("{kind}/portforward"), true));
+    let plain = ["version", "guestfs", "healthz"]
+        .map(|name| Served { name: name.to_owned(), read: true, namespaced: false });
+    let volumes = volume::TARGETS
+        .into_iter()
+        .flat_map(|target| volume::VERBS.map(|(_, path)| one(format!("{}/{path}", target.plural()), false)));
+    let refused =
+        refused::ROWS.iter().map(|row| one(format!("virtualmachineinstances/{}", row.name), row.read));
+    let graphs = graph::PLURALS.map(|plural| one(format!("{plural}/objectgraph"), true));
+    let dumps = dump::VERBS.map(|verb| one(format!("virtualmachines/{}", verb.name()), false));
+    let others =
+        [("virtualmachines/expand-spec", true), ("virtualmachines/why", true), ("expand-vm-spec", false)]
+            .map(|(name, read)| one(name.to_owned(), read));
+    machines
         .chain(volumes)
         .chain(dumps)
         .chain(refused)
@@ -58,7 +81,14 @@ fn resources(version: &str) -> Value {
         .chain(instances)
         .chain(forwards)
         .chain(plain)
-        .collect();
+        .collect()
+}
+
+fn resources(served: &[Served], version: &str) -> Value {
+    let one = |one: &Served| {
+        json!({"name": one.name, "singularName": "", "namespaced": one.namespaced, "kind": "", "verbs": [one.verb()]})
+    };
+    let all: Vec<Value> = served.iter().map(one).collect();
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{GROUP}/{version}"), "resources": all})
 }
 
@@ -85,35 +115,30 @@ fn guestfs() -> Value {
     json!({"registry": "quay.io/kubevirt", "tag": LIKE, "digest": "", "imagePrefix": "", "gsImage": ""})
 }
 
-/// A description without paths: the API server merges it into its own and needs it to be valid, not complete.
-fn openapi_v2() -> Value {
-    json!({"swagger": "2.0", "info": {"title": GROUP, "version": VERSIONS[0]}, "paths": {}, "definitions": {}})
-}
-
-fn openapi_v3(version: &str) -> Value {
-    json!({"openapi": "3.0.0", "info": {"title": GROUP, "version": version}, "paths": {}, "components": {}})
-}
-
 /// Adds these routes.
 pub(super) fn routes(router: Router) -> Router {
+    let served = served();
     let mut fixed: Vec<(String, Value)> = vec![
         (
             "/apis".to_owned(),
             json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group(), upload::listed()]}),
         ),
         (format!("/apis/{GROUP}"), group()),
-        ("/openapi/v2".to_owned(), openapi_v2()),
+        ("/openapi/v2".to_owned(), openapi::v2(&served)),
         ("/".to_owned(), root()),
     ];
     let mut described = serde_json::Map::from_iter([upload::described()]);
     for name in VERSIONS {
         let base = format!("apis/{GROUP}/{name}");
-        fixed.push((format!("/{base}"), resources(name)));
+        fixed.push((format!("/{base}"), resources(&served, name)));
         fixed.push((format!("/{base}/version"), version()));
         fixed.push((format!("/{base}/guestfs"), guestfs()));
-        fixed.push((format!("/openapi/v3/{base}"), openapi_v3(name)));
-        let at =
-            json!({"serverRelativeURL": format!("/openapi/v3/{base}?hash={}", env!("CARGO_PKG_VERSION"))});
+        let description = openapi::v3(&served, name);
+        // Clients keep a description by this address.
+        let hash = Sha256::digest(description.to_string());
+        let hash = hash.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
+        let at = json!({"serverRelativeURL": format!("/openapi/v3/{base}?hash={hash}")});
+        fixed.push((format!("/openapi/v3/{base}"), description));
         described.insert(base, at);
     }
     fixed.push(("/openapi/v3".to_owned(), json!({"paths": described})));
@@ -149,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_served_subresource_is_discovered() {
-        let list = resources("v1");
+        let list = resources(&served(), "v1");
         assert_eq!(list["groupVersion"], "subresources.kubevirt.io/v1");
         let names: Vec<&str> =
             list["resources"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();

@@ -7,7 +7,7 @@
 //!
 //! - [`certificates`]: own authority, published with its bundle; the server's certificate while it runs.
 //! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
-//! - [`discovery`]: requests of the API server and clients about the group itself.
+//! - [`discovery`], [`openapi`]: requests of the API server and clients about the group itself.
 //! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`graph`], [`why`]:
 //!   subresources;
 //!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node; [`streams`]: how many
@@ -26,6 +26,7 @@ mod graph;
 mod instance;
 mod lifetimes;
 mod machine;
+mod openapi;
 mod refused;
 mod status;
 mod streams;

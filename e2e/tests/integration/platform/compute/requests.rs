@@ -140,6 +140,18 @@ fn of_the_group() {
             (Get, &format!("/{version}/start-cluster-profiler"), none(), 403, "feature gate"),
             (Get, &format!("/{version}"), none(), 200, "virtualmachineinstances/vnc/screenshot"),
         ]);
+        let described = format!("/openapi/v3/apis/subresources.kubevirt.io/{version}");
+        let described = PLACE.kubectl(&["get", "--raw", &described]).unwrap();
+        let described: Value = serde_json::from_str(&described).unwrap();
+        let base = format!("/apis/subresources.kubevirt.io/{version}/namespaces/{{namespace}}");
+        for (path, method) in [
+            ("virtualmachines/{name}/start", "put"),
+            ("virtualmachineinstances/{name}/console", "get"),
+            ("virtualmachineinstances/{name}/portforward/{port}/{protocol}", "get"),
+            ("expand-vm-spec", "put"),
+        ] {
+            assert!(described["paths"][format!("{base}/{path}")][method].is_object(), "{path}");
+        }
     }
 }
 
