@@ -389,13 +389,19 @@ impl Caches {
     }
 }
 
-type Row = (String, bool, Option<Arc<Claim>>, Option<Arc<DataVolume>>);
+/// Name of a claim, whether it is named as a DataVolume, and what is there under that name.
+pub(super) type Row = (String, bool, Option<Arc<Claim>>, Option<Arc<DataVolume>>);
 
 /// Claims and DataVolumes as they were at one time.
 #[derive(Debug)]
 pub(super) struct Storage(Vec<Row>);
 
 impl Storage {
+    /// Claims and DataVolumes by name; with each, whether it is named as a DataVolume.
+    pub(super) fn new(rows: Vec<Row>) -> Self {
+        Self(rows)
+    }
+
     pub(super) fn volumes(&self) -> Vec<Volume<'_>> {
         self.0
             .iter()

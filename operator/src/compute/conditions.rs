@@ -45,6 +45,17 @@ pub(super) fn remove(conditions: &mut Vec<Condition>, kind: &str) {
     conditions.retain(|condition| condition.kind != kind);
 }
 
+/// Reason and message of a condition, without the full stop.
+pub(super) fn text(condition: &Condition) -> String {
+    let of = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let text = match (of(&condition.reason), of(&condition.message)) {
+        (Some(reason), Some(message)) => format!("{reason}: {message}"),
+        (Some(text), None) | (None, Some(text)) => text,
+        (None, None) => condition.kind.clone(),
+    };
+    text.trim_end_matches('.').to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,6 +23,7 @@ mod pool;
 mod replicas;
 mod settings;
 mod volumes;
+pub(crate) mod why;
 
 use std::sync::Arc;
 

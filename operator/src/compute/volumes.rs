@@ -1,6 +1,12 @@
 //! The claims and DataVolumes behind an instance's volumes: whether a pod can use them yet.
 
+use std::collections::BTreeMap;
+
+use super::conditions;
 use crate::view::{Claim, DataVolume, condition, is_false};
+
+/// How far DataVolumes are filled, by name, such as `42%`. Caches do not hold it, because it changes all the time.
+pub(super) type Progress = BTreeMap<String, String>;
 
 /// A volume that is on a claim.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +56,37 @@ impl Volume<'_> {
             "PendingPopulation" if self.claim.is_some() => Readiness::Consumable,
             "WaitForFirstConsumer" if self.claim.is_some() => Readiness::ConsumableEmpty,
             _ => Readiness::Waits,
+        }
+    }
+
+    /// A sentence on how far it is.
+    pub(super) fn words(&self, progress: &Progress) -> String {
+        let name = self.claim_name;
+        let unfilled = self.data_volume.filter(|volume| volume.status.phase != "Succeeded");
+        if let Some(volume) = unfilled {
+            let phase = if volume.status.phase.is_empty() { "Pending" } else { &volume.status.phase };
+            let share = progress.get(name).map(|share| format!(" ({share})")).unwrap_or_default();
+            let of = |kind: &str| {
+                let found = condition(&volume.status.conditions, kind).filter(|one| one.status == "False");
+                found.filter(|one| one.message.as_deref().is_some_and(|text| !text.is_empty()))
+            };
+            // The claim is the first obstacle, then the pod that fills it.
+            let why = of("Bound").or_else(|| of("Running")).map(conditions::text);
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            return format!("DataVolume {name} is in phase {phase}{share}{why}.");
+        }
+        let Some(claim) = self.claim else { return format!("PersistentVolumeClaim {name} does not exist.") };
+        if claim.metadata.deleting() {
+            return format!("PersistentVolumeClaim {name} is being deleted.");
+        }
+        let phase = if claim.status.phase.is_empty() { "Pending" } else { &claim.status.phase };
+        match claim.spec.storage_class_name.as_deref().filter(|class| !class.is_empty()) {
+            Some(class) => format!(
+                "PersistentVolumeClaim {name} is {phase} (StorageClass {class}): `kubectl describe pvc {name}` shows why."
+            ),
+            None => format!(
+                "PersistentVolumeClaim {name} is {phase} and has no StorageClass: name one, or make one the default."
+            ),
         }
     }
 

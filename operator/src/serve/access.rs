@@ -10,7 +10,7 @@ use cluster::front::Front;
 use http::{Method, StatusCode};
 use serve::route::Call;
 
-use super::discovery::GROUP;
+use super::group::GROUP;
 use super::status::Refusal;
 
 /// Judges requests.

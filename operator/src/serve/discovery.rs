@@ -7,12 +7,10 @@ use serde_json::{Value, json};
 use serve::route::{Router, json, text};
 use sha2::{Digest, Sha256};
 
+use super::group::{GROUP, VERSIONS};
+use super::openapi::Served;
 use super::{dump, graph, instance, machine, openapi, refused, status, upload, volume};
 
-/// The group.
-pub(super) const GROUP: &str = "subresources.kubevirt.io";
-/// Its versions, the preferred one first.
-pub(super) const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
 /// The version that virtctl compares with its own.
 const LIKE: &str = "v1.9.0";
 
@@ -20,35 +18,6 @@ fn group() -> Value {
     let version = |name: &str| json!({"groupVersion": format!("{GROUP}/{name}"), "version": name});
     json!({"kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": VERSIONS.map(version),
         "preferredVersion": version(VERSIONS[0])})
-}
-
-/// A subresource that is served.
-#[derive(Debug)]
-pub(super) struct Served {
-    /// Its name in discovery, such as `virtualmachines/start`.
-    pub(super) name: String,
-    read: bool,
-    namespaced: bool,
-}
-
-impl Served {
-    fn verb(&self) -> &'static str {
-        if self.read { "get" } else { "update" }
-    }
-
-    /// The HTTP method, as OpenAPI writes it.
-    pub(super) fn method(&self) -> &'static str {
-        if self.read { "get" } else { "put" }
-    }
-
-    /// The path behind the version, of a forwarded port without the port.
-    pub(super) fn path(&self) -> String {
-        match (self.namespaced, self.name.split_once('/')) {
-            (false, _) => format!("/{}", self.name),
-            (true, None) => format!("/namespaces/{{namespace}}/{}", self.name),
-            (true, Some((plural, name))) => format!("/namespaces/{{namespace}}/{plural}/{{name}}/{name}"),
-        }
-    }
 }
 
 /// All subresources, from the tables of those that answer them.

@@ -7,7 +7,7 @@
 //!
 //! - [`certificates`]: own authority, published with its bundle; the server's certificate while it runs.
 //! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
-//! - [`discovery`], [`openapi`]: requests of the API server and clients about the group itself.
+//! - [`group`], [`discovery`], [`openapi`]: requests of the API server and clients about the group itself.
 //! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`graph`], [`why`]:
 //!   subresources;
 //!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node; [`streams`]: how many
@@ -23,6 +23,7 @@ mod discovery;
 mod dump;
 mod expand;
 mod graph;
+mod group;
 mod instance;
 mod lifetimes;
 mod machine;
@@ -118,8 +119,8 @@ fn router(site: &Arc<Site>) -> Router {
         let site = Arc::clone(&uploads);
         async move { upload::handle(&site, call).await }
     });
-    for version in discovery::VERSIONS {
-        let base = format!("/apis/{}/{version}/namespaces/{{namespace}}", discovery::GROUP);
+    for version in group::VERSIONS {
+        let base = format!("/apis/{}/{version}/namespaces/{{namespace}}", group::GROUP);
         for verb in machine::VERBS {
             let pattern = format!("{base}/virtualmachines/{{name}}/{}", verb.name());
             router = with(router, site, Method::PUT, &pattern, move |site, call| {

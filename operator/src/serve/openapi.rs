@@ -3,7 +3,37 @@
 
 use serde_json::{Map, Value, json};
 
-use super::discovery::{GROUP, Served, VERSIONS};
+use super::group::{GROUP, VERSIONS};
+
+/// A subresource that is served.
+#[derive(Debug)]
+pub(super) struct Served {
+    /// Its name in discovery, such as `virtualmachines/start`.
+    pub(super) name: String,
+    pub(super) read: bool,
+    pub(super) namespaced: bool,
+}
+
+impl Served {
+    /// The verb that RBAC has for it.
+    pub(super) fn verb(&self) -> &'static str {
+        if self.read { "get" } else { "update" }
+    }
+
+    /// The HTTP method, as OpenAPI writes it.
+    fn method(&self) -> &'static str {
+        if self.read { "get" } else { "put" }
+    }
+
+    /// The path behind the version, of a forwarded port without the port.
+    fn path(&self) -> String {
+        match (self.namespaced, self.name.split_once('/')) {
+            (false, _) => format!("/{}", self.name),
+            (true, None) => format!("/namespaces/{{namespace}}/{}", self.name),
+            (true, Some((plural, name))) => format!("/namespaces/{{namespace}}/{plural}/{{name}}/{name}"),
+        }
+    }
+}
 
 /// Both forms of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

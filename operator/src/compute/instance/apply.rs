@@ -80,7 +80,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
 }
 
 /// Pods that were created for the instance: labels alone can be set by others.
-fn own<'a>(instance: &Instance, pods: impl Iterator<Item = &'a Pod>) -> Vec<&'a Pod> {
+pub(in crate::compute) fn own<'a>(instance: &Instance, pods: impl Iterator<Item = &'a Pod>) -> Vec<&'a Pod> {
     let meta = &instance.metadata;
     let names = [Purpose::Guest, Purpose::Provision]
         .map(|purpose| launcher::pod_name(&meta.name, &meta.uid, purpose));

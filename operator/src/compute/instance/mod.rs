@@ -7,9 +7,10 @@ mod patch;
 mod plan;
 mod status;
 mod volumes;
+pub(super) mod why;
 
 #[cfg(test)]
 mod tests;
 
-pub(super) use apply::reconcile;
-pub(super) use plan::FINALIZER;
+pub(super) use apply::{own, reconcile};
+pub(super) use plan::{FINALIZER, Observed};

@@ -30,26 +30,26 @@ const GRACE: u64 = 30;
 
 /// An instance and what belongs to it.
 #[derive(Clone)]
-pub(super) struct Observed<'a> {
-    pub(super) instance: &'a Instance,
+pub(in crate::compute) struct Observed<'a> {
+    pub(in crate::compute) instance: &'a Instance,
     /// Its launcher pods.
-    pub(super) pods: Vec<&'a Pod>,
+    pub(in crate::compute) pods: Vec<&'a Pod>,
     /// Its attachment pods.
-    pub(super) attachments: Vec<&'a Pod>,
+    pub(in crate::compute) attachments: Vec<&'a Pod>,
     /// The pods were listed at the API server after the instance was observed: a missing one does not exist.
-    pub(super) pods_confirmed: bool,
+    pub(in crate::compute) pods_confirmed: bool,
     /// Volumes that are on claims.
-    pub(super) volumes: Vec<Volume<'a>>,
+    pub(in crate::compute) volumes: Vec<Volume<'a>>,
     /// The claim for what the guest keeps besides its disks.
-    pub(super) state: State<'a>,
+    pub(in crate::compute) state: State<'a>,
     /// Filesystem overhead of claims, by StorageClass.
-    pub(super) overhead: &'a (dyn Fn(Option<&str>) -> Option<String> + Sync),
+    pub(in crate::compute) overhead: &'a (dyn Fn(Option<&str>) -> Option<String> + Sync),
     /// The VM that controls it exists.
-    pub(super) owner_exists: bool,
+    pub(in crate::compute) owner_exists: bool,
     /// The node that it was placed on.
-    pub(super) node: Option<&'a Node>,
+    pub(in crate::compute) node: Option<&'a Node>,
     /// Seconds since 1970.
-    pub(super) now: u64,
+    pub(in crate::compute) now: u64,
 }
 
 /// A step.

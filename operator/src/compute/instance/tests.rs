@@ -10,13 +10,13 @@ use crate::compute::launcher;
 use crate::compute::volumes::Volume;
 use crate::view::{Claim, DataVolume, Instance, Node, Pod, condition, is_false};
 
-const NOW: u64 = 1_000_000;
+pub(super) const NOW: u64 = 1_000_000;
 
 fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-fn instance(phase: &str) -> Value {
+pub(super) fn instance(phase: &str) -> Value {
     json!({
         "metadata": {"name": "vm", "namespace": "n", "uid": "u", "resourceVersion": "5", "finalizers": [FINALIZER]},
         "spec": {"networks": [{"name": "default", "pod": {}}]},
@@ -24,13 +24,13 @@ fn instance(phase: &str) -> Value {
     })
 }
 
-fn deleted(phase: &str) -> Value {
+pub(super) fn deleted(phase: &str) -> Value {
     let mut instance = instance(phase);
     instance["metadata"]["deletionTimestamp"] = json!(crate::compute::clock::text(NOW - 5));
     instance
 }
 
-fn pod(phase: &str, ready: bool) -> Value {
+pub(super) fn pod(phase: &str, ready: bool) -> Value {
     json!({
         "metadata": {"name": "virt-launcher-vm-aaaaa", "namespace": "n", "uid": "p"},
         "spec": {"nodeName": "node-1"},
@@ -52,23 +52,23 @@ fn ended(phase: &str, seconds_ago: u64) -> Value {
 
 /// The observation, as JSON.
 #[derive(Clone)]
-struct Scene {
+pub(super) struct Scene {
     instance: Value,
     pods: Vec<Value>,
     attachments: Vec<Value>,
-    claim: Option<Value>,
+    pub(super) claim: Option<Value>,
     data_volume: Option<Value>,
     named_data_volume: bool,
-    has_volume: bool,
+    pub(super) has_volume: bool,
     /// Claims that are labelled for the guest.
     states: Vec<Value>,
     confirmed: bool,
     owner_exists: bool,
-    heartbeat: u64,
+    pub(super) heartbeat: u64,
 }
 
 impl Scene {
-    fn new(instance: Value, pods: &[Value]) -> Self {
+    pub(super) fn new(instance: Value, pods: &[Value]) -> Self {
         Self {
             instance,
             pods: pods.to_vec(),
@@ -91,7 +91,7 @@ impl Scene {
         Self { claim: Some(claim), data_volume: Some(data_volume), has_volume: true, ..self }
     }
 
-    fn with<R>(&self, read_it: impl FnOnce(&Observed<'_>, &Plan) -> R) -> R {
+    pub(super) fn with<R>(&self, read_it: impl FnOnce(&Observed<'_>, &Plan) -> R) -> R {
         let instance: Instance = read(self.instance.clone());
         let pods: Vec<Pod> = self.pods.iter().map(|pod| read(pod.clone())).collect();
         let attachments: Vec<Pod> = self.attachments.iter().map(|pod| read(pod.clone())).collect();

@@ -11,8 +11,10 @@ mod printable;
 mod render;
 mod snapshots;
 mod status;
+pub(super) mod why;
 
 #[cfg(test)]
 mod tests;
 
 pub(super) use apply::reconcile;
+pub(super) use plan::Observed;

@@ -24,18 +24,18 @@ const ORPHAN: &str = "orphan";
 
 /// A VM and what belongs to it.
 #[derive(Clone, Debug)]
-pub(super) struct Observed<'a> {
-    pub(super) machine: &'a Machine,
+pub(in crate::compute) struct Observed<'a> {
+    pub(in crate::compute) machine: &'a Machine,
     /// The instance of its name.
-    pub(super) instance: Option<&'a Instance>,
+    pub(in crate::compute) instance: Option<&'a Instance>,
     /// Volumes of its template that are on claims.
-    pub(super) volumes: Vec<Volume<'a>>,
+    pub(in crate::compute) volumes: Vec<Volume<'a>>,
     /// Volumes that `dataVolumeTemplates` asks for.
-    pub(super) templates: Vec<Volume<'a>>,
+    pub(in crate::compute) templates: Vec<Volume<'a>>,
     /// Storage classes with volumes that can be snapshotted.
-    pub(super) snapshot_classes: BTreeSet<String>,
+    pub(in crate::compute) snapshot_classes: BTreeSet<String>,
     /// Seconds since 1970.
-    pub(super) now: u64,
+    pub(in crate::compute) now: u64,
 }
 
 /// A step.
@@ -83,7 +83,7 @@ pub(super) struct Plan {
 
 impl Observed<'_> {
     /// The instance, if it is this VM's.
-    pub(super) fn own_instance(&self) -> Option<&Instance> {
+    pub(in crate::compute) fn own_instance(&self) -> Option<&Instance> {
         self.instance.filter(|instance| self.owns(instance))
     }
 
