@@ -30,12 +30,23 @@ impl<'a> Console<'a> {
         Self::stream(place, namespace, name, "console")
     }
 
-    /// Opens another stream of the guest, such as `vnc`.
+    /// Opens another stream of the guest, such as `vnc`, as the administrator.
     pub(crate) fn stream(
         place: &'a Place,
         namespace: &str,
         name: &str,
         subresource: &str,
+    ) -> Result<Self, String> {
+        Self::stream_as(place, namespace, name, subresource, None)
+    }
+
+    /// The same as a user, whom the administrator impersonates.
+    pub(crate) fn stream_as(
+        place: &'a Place,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+        user: Option<&str>,
     ) -> Result<Self, String> {
         let node = place.cluster.place();
         let host = node.node_address().to_string();
@@ -47,6 +58,10 @@ impl<'a> Console<'a> {
         );
         let mut request = format!("wss://{host}:6443{path}").into_client_request().unwrap();
         request.headers_mut().insert("sec-websocket-protocol", "plain.kubevirt.io".parse().unwrap());
+        if let Some(user) = user {
+            request.headers_mut().insert("impersonate-user", user.parse().unwrap());
+            request.headers_mut().insert("impersonate-group", "system:authenticated".parse().unwrap());
+        }
         let connecting = async {
             let stream = TcpStream::connect((host.as_str(), 6443)).await.unwrap();
             let name = ServerName::try_from(host.clone()).unwrap();
@@ -80,13 +95,68 @@ impl<'a> Console<'a> {
         self.read_until_whole(whole, answer, patience)
     }
 
+    /// Sends bytes.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let sent = self.place.cluster.run(self.socket.send(Message::binary(bytes.to_vec())));
+        sent.map_err(|error| error.to_string())
+    }
+
+    /// The next message of the guest; an error at the end. Answers to pings go out meanwhile.
+    async fn message(
+        socket: &mut WebSocketStream<TlsStream<TcpStream>>,
+    ) -> Result<tokio_tungstenite::tungstenite::Bytes, String> {
+        loop {
+            let message = socket.next().await.ok_or("the console was closed")?;
+            match message.map_err(|error| error.to_string())? {
+                Message::Binary(content) => return Ok(content),
+                Message::Close(_) => return Err("the console was closed".to_owned()),
+                Message::Ping(_) => socket.flush().await.map_err(|error| error.to_string())?,
+                Message::Text(_) | Message::Pong(_) | Message::Frame(_) => {}
+            }
+        }
+    }
+
+    /// Waits until the server closes the stream: code and reason.
+    pub(crate) fn closure(&mut self, patience: Duration) -> Result<(u16, String), String> {
+        let closing = async {
+            loop {
+                match self.socket.next().await.ok_or("the stream broke")? {
+                    Ok(Message::Close(Some(frame))) => return Ok((frame.code.into(), frame.reason.to_string())),
+                    Ok(Message::Close(None)) => return Err("no reason".to_owned()),
+                    Ok(Message::Ping(_)) => self.socket.flush().await.map_err(|error| error.to_string())?,
+                    Ok(_) => {}
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+        };
+        match self.place.cluster.run(async { timeout(patience, closing).await }) {
+            Ok(closed) => closed,
+            Err(_) => Err("the stream is still open".to_owned()),
+        }
+    }
+
+    /// Reads that many bytes of the guest and drops them.
+    pub(crate) fn drain(&mut self, count: u64, patience: Duration) -> Result<(), String> {
+        let draining = async {
+            let mut left = count;
+            while left > 0 {
+                let content = Self::message(&mut self.socket).await?;
+                left = left.saturating_sub(u64::try_from(content.len()).unwrap());
+            }
+            Ok::<_, String>(())
+        };
+        match self.place.cluster.run(async { timeout(patience, draining).await }) {
+            Ok(done) => done,
+            Err(_) => Err("the guest sends too little".to_owned()),
+        }
+    }
+
     /// The next bytes that the guest sends.
     pub(crate) fn bytes(&mut self, count: usize) -> Result<Vec<u8>, String> {
         let mut received = Vec::new();
         let listening = async {
             while received.len() < count {
-                let message = self.socket.next().await.ok_or("the console was closed")?;
-                received.extend(message.map_err(|error| error.to_string())?.into_data());
+                received.extend(Self::message(&mut self.socket).await?);
             }
             Ok::<_, String>(())
         };
@@ -119,9 +189,7 @@ impl<'a> Console<'a> {
         let mut received = String::new();
         let listening = async {
             while !whole(&received) {
-                let message = self.socket.next().await.ok_or("the console was closed")?;
-                let message = message.map_err(|error| error.to_string())?;
-                received.push_str(&String::from_utf8_lossy(&message.into_data()));
+                received.push_str(&String::from_utf8_lossy(&Self::message(&mut self.socket).await?));
             }
             Ok(())
         };

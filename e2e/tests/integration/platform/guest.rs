@@ -58,6 +58,17 @@ const BEATS: &[u8] = &[
     0x00, // packet: one sector, number 1, at 0x8000
 ];
 
+/// A guest that sends `x` without an end.
+const FLOODS: &[u8] = &[
+    0xba, 0xfd, 0x03, 0xec, 0xa8, 0x20, 0x74, 0xfb, // until the serial port takes a byte
+    0xba, 0xf8, 0x03, 0xb0, 0x78, 0xee, 0xeb, 0xf0, // write 'x'; again
+];
+
+/// The disk of the guest that sends without an end.
+pub(crate) fn floods() -> Vec<u8> {
+    bootable(FLOODS)
+}
+
 /// The disk of the guest that counts its beats, raw, before its first start.
 pub(crate) fn beats() -> Vec<u8> {
     bootable(BEATS)

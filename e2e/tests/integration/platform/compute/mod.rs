@@ -8,6 +8,7 @@ mod overhead;
 mod power;
 mod requests;
 mod rights;
+mod sessions;
 mod sets;
 mod tools;
 mod vms;
