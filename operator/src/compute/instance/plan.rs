@@ -9,7 +9,7 @@
 //! The controller owns the phases up to Scheduled and records an end that virt-agent cannot. Not here: conditions.
 
 use super::super::volumes::{Readiness, Volume};
-use crate::compute::launcher::State;
+use crate::compute::launcher::{PROVISIONS, State};
 use crate::compute::{clock, nodes};
 use crate::view::{Instance, Node, Pod};
 
@@ -147,7 +147,7 @@ impl Observed<'_> {
 
 /// Whether a pod only makes volumes be filled.
 pub(super) fn is_provisioner(pod: &Pod) -> bool {
-    pod.metadata.annotation("kubevirt.io/ephemeral-provisioning").is_some()
+    pod.metadata.annotation(PROVISIONS).is_some()
 }
 
 /// The steps of an instance.

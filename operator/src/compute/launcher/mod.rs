@@ -43,8 +43,17 @@ const QEMU: u32 = 107;
 const GRACE_MARGIN: u64 = 30;
 /// Grace period where an instance gives none, in seconds.
 const GRACE: u64 = 30;
-/// Annotation that leaves Velero's hooks out.
-const SKIP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
+/// Annotation that leaves Velero's hooks out: of a VM, an instance or the KubeVirt object.
+pub(super) const SKIP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
+/// Annotation of pods that only use an instance's claims once.
+pub(super) const PROVISIONS: &str = "kubevirt.io/ephemeral-provisioning";
+/// Annotations of instances that are about the object, or would give its pod another meaning.
+const KEPT_FROM_PODS: [&str; 4] = [
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "kubevirt.io/latest-observed-api-version",
+    "kubevirt.io/storage-observed-api-version",
+    PROVISIONS,
+];
 
 /// The platform's configuration of launcher pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +70,7 @@ pub(super) struct Settings {
     pub(super) memory_overcommit: u32,
     /// Running instances follow sockets, memory and placement of their VMs (`vmRolloutStrategy` is not `Stage`).
     pub(super) live_update: bool,
-    /// No annotations with Velero's hooks.
+    /// No annotations with Velero's hooks ([`SKIP_HOOKS`] of the KubeVirt object).
     pub(super) skip_backup_hooks: bool,
     /// Serial consoles of guests that leave it open are logged (`virtualMachineOptions.disableSerialConsoleLog` is not set).
     pub(super) console_log: bool,
@@ -274,9 +283,7 @@ fn labels(object: &VirtualMachineInstance) -> BTreeMap<String, String> {
 
 fn annotations(object: &VirtualMachineInstance, settings: &Settings, purpose: Purpose) -> Map<String, Value> {
     let meta = &object.metadata;
-    let of_instance = meta.annotations.iter().filter(|(key, _)| {
-        !key.starts_with("kubevirt.io/") && key.as_str() != "kubectl.kubernetes.io/last-applied-configuration"
-    });
+    let of_instance = meta.annotations.iter().filter(|(key, _)| !KEPT_FROM_PODS.contains(&key.as_str()));
     let mut all: Map<String, Value> = of_instance.map(|(key, value)| (key.clone(), json!(value))).collect();
     let mut set = |key: &str, value: &str| all.insert(key.to_owned(), json!(value));
     set("kubevirt.io/domain", &meta.name);
@@ -284,7 +291,7 @@ fn annotations(object: &VirtualMachineInstance, settings: &Settings, purpose: Pu
     set("kubevirt.io/migrationTransportUnix", "true");
     set("descheduler.alpha.kubernetes.io/request-evict-only", "");
     if purpose == Purpose::Provision {
-        set("kubevirt.io/ephemeral-provisioning", "true");
+        set(PROVISIONS, "true");
         return all;
     }
     let namespace = meta.namespace.as_deref().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Facts, Purpose, Settings, Unsupported, definitions, pod};
+use super::{Facts, Purpose, SKIP_HOOKS, Settings, Unsupported, definitions, pod};
 use api::kubevirt::VirtualMachineInstance;
 
 /// Claims that are block devices.
@@ -160,6 +160,47 @@ fn pods_are_as_written_down() {
         }
         let golden = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(golden == text, "{name}: not as in {}:\n{text}", file.display());
+    }
+}
+
+#[test]
+fn annotations_of_instances_reach_the_pod_unless_they_are_about_the_object() {
+    let mut one = instance(&json!({"domain": memory("1Gi")}));
+    one["metadata"]["annotations"] = json!({
+        "kubevirt.io/keep-launcher-alive-after-failure": "true",
+        "kubernetes.io/note": "n",
+        "kubevirt.io/domain": "another",
+        "kubectl.kubernetes.io/last-applied-configuration": "{}",
+        "kubevirt.io/latest-observed-api-version": "v1",
+        "kubevirt.io/storage-observed-api-version": "v1",
+        "kubevirt.io/ephemeral-provisioning": "true",
+    });
+    let made = pod(&one, &settings(), Purpose::Guest, &FACTS).unwrap();
+    let annotations = &made["metadata"]["annotations"];
+    for (name, value) in [
+        ("kubevirt.io/keep-launcher-alive-after-failure", json!("true")),
+        ("kubernetes.io/note", json!("n")),
+        ("kubevirt.io/domain", json!("vm")),
+        ("kubectl.kubernetes.io/last-applied-configuration", Value::Null),
+        ("kubevirt.io/latest-observed-api-version", Value::Null),
+        ("kubevirt.io/storage-observed-api-version", Value::Null),
+        ("kubevirt.io/ephemeral-provisioning", Value::Null),
+    ] {
+        assert_eq!(annotations[name], value, "{name}");
+    }
+}
+
+#[test]
+fn backup_hooks_are_left_out_by_instance_or_platform() {
+    const HOOK: &str = "pre.hook.backup.velero.io/command";
+    let off = Settings { skip_backup_hooks: true, ..settings() };
+    for (annotation, settings, hooks) in
+        [("false", settings(), true), ("true", settings(), false), ("false", off, false)]
+    {
+        let mut one = instance(&json!({"domain": memory("1Gi")}));
+        one["metadata"]["annotations"] = json!({SKIP_HOOKS: annotation});
+        let made = pod(&one, &settings, Purpose::Guest, &FACTS).unwrap();
+        assert_eq!(made["metadata"]["annotations"].get(HOOK).is_some(), hooks, "{annotation}");
     }
 }
 
