@@ -1,5 +1,6 @@
 //! Settings of launcher pods from the KubeVirt object, while it changes.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 
 use super::context::Context;
-use super::launcher::Settings;
+use super::launcher::{SKIP_HOOKS, Settings};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
@@ -15,7 +16,14 @@ const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct KubeVirt {
+    metadata: Metadata,
     spec: Spec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Metadata {
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -83,7 +91,8 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .vm_rollout_strategy
             .as_deref()
             .map_or(base.live_update, |one| one != "Stage"),
-        skip_backup_hooks: base.skip_backup_hooks,
+        skip_backup_hooks: object.metadata.annotations.get(SKIP_HOOKS).is_some_and(|value| value == "true")
+            || base.skip_backup_hooks,
         console_log: configuration.virtual_machine_options.disable_serial_console_log.is_none()
             && base.console_log,
         state_class: configuration
@@ -114,7 +123,7 @@ mod tests {
     #[test]
     fn kubevirt_object_stands_over_the_defaults() {
         let base = Settings { image: "launcher".into(), ..Settings::default() };
-        let object = |text| serde_json::from_str::<KubeVirt>(text).unwrap();
+        let object = |text: &str| serde_json::from_str::<KubeVirt>(text).unwrap();
         assert_eq!(over(&base, &object("{}")), base);
         let text = r#"{"spec": {"imagePullPolicy": "Always", "configuration": {"developerConfiguration":
             {"useEmulation": true, "cpuAllocationRatio": 1, "memoryOvercommit": 150}}}}"#;
@@ -126,5 +135,10 @@ mod tests {
         let quiet =
             r#"{"spec": {"configuration": {"virtualMachineOptions": {"disableSerialConsoleLog": {}}}}}"#;
         assert!(merged.console_log && !over(&base, &object(quiet)).console_log);
+        for (value, skipped) in [("true", true), ("false", false)] {
+            let object =
+                object(&format!(r#"{{"metadata": {{"annotations": {{"{SKIP_HOOKS}": "{value}"}}}}}}"#));
+            assert_eq!(over(&base, &object).skip_backup_hooks, skipped, "{value}");
+        }
     }
 }

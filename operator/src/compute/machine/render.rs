@@ -9,6 +9,7 @@ use virt::instancetype::{Flavor, Which};
 
 use super::plan::FINALIZER;
 use crate::compute::instance;
+use crate::compute::launcher::SKIP_HOOKS;
 
 /// The reference by which a VM owns an object.
 fn owner(machine: &Value) -> Value {
@@ -37,6 +38,10 @@ pub(super) fn instance(machine: &Value, paused: bool) -> Value {
     let mut annotations = of_template("annotations").unwrap_or_default();
     let generation = machine["metadata"]["generation"].as_u64().unwrap_or(0);
     annotations.insert("kubevirt.io/vm-generation".to_owned(), json!(generation.to_string()));
+    // The one annotation of the VM itself that its instance has.
+    if machine["metadata"]["annotations"][SKIP_HOOKS] == "true" {
+        annotations.insert(SKIP_HOOKS.to_owned(), json!("true"));
+    }
     let mut spec = guest(machine);
     if paused {
         spec["startStrategy"] = json!("Paused");
@@ -184,6 +189,17 @@ mod tests {
         assert_eq!(one["spec"]["domain"]["firmware"]["uuid"], "6a1a24a1-4061-4607-8bf4-a3963d0c5895");
         assert_eq!(one.pointer("/spec/startStrategy"), None);
         assert_eq!(instance(&machine(), true)["spec"]["startStrategy"], "Paused");
+    }
+
+    #[test]
+    fn of_the_annotations_of_a_vm_only_that_against_backup_hooks_reaches_its_instance() {
+        let mut machine = machine();
+        for (value, wanted) in [("true", json!("true")), ("false", Value::Null)] {
+            machine["metadata"]["annotations"] = json!({SKIP_HOOKS: value, "kubevirt.io/other": "x"});
+            let annotations = &instance(&machine, false)["metadata"]["annotations"];
+            assert_eq!(annotations[SKIP_HOOKS], wanted);
+            assert_eq!(annotations["kubevirt.io/other"], Value::Null);
+        }
     }
 
     #[test]
