@@ -1,4 +1,4 @@
-//! The size of a disk that is made on an empty filesystem claim.
+//! The size of a disk on a filesystem claim: of a new one, and of one whose claim grew.
 
 use api::cdi::thousandths;
 use api::kubevirt::ClaimInfo;
@@ -19,21 +19,8 @@ const DEFAULT_OVERHEAD: u32 = 55;
 /// The filesystem is too small, or the claim's quantities cannot be read.
 pub fn of_new_disk(info: &ClaimInfo, free: u64) -> Result<u64, String> {
     let free = free.saturating_sub(RESERVED) / MIB * MIB;
-    let bytes = |name: &str, quantities: &std::collections::BTreeMap<_, api::resource::Quantity>| {
-        let found = quantities.get("storage").map(|quantity| quantity.bytes());
-        found.transpose().map_err(|error| format!("the claim's {name}: {error}"))
-    };
-    let (requested, capacity) = (bytes("request", &info.requests)?, bytes("capacity", &info.capacity)?);
-    let wanted = match (requested, capacity) {
-        (Some(requested), Some(capacity)) => requested.min(capacity),
-        (Some(one), None) | (None, Some(one)) => one,
-        (None, None) => free,
-    };
-    let overhead = info.filesystem_overhead.as_deref().map_or(Some(DEFAULT_OVERHEAD), thousandths);
-    let overhead =
-        overhead.ok_or_else(|| "the reported filesystem overhead is not a number from 0 to 1".to_owned())?;
-    let usable = u128::from(wanted) * u128::from(1000 - overhead) / 1000;
-    let size = u64::try_from(usable).unwrap_or(u64::MAX) / MIB * MIB;
+    let wanted = wanted(info)?.unwrap_or(free);
+    let size = without_overhead(info, wanted)?;
     let least = size / 100 * (100 - TOLERATED);
     match size.min(free) {
         0 => Err(format!(
@@ -46,11 +33,60 @@ pub fn of_new_disk(info: &ClaimInfo, free: u64) -> Result<u64, String> {
     }
 }
 
+/// Bytes that the disk of a claim has once the claim grew, by the same rule; `None`: the claim's size is not known. How
+/// much is free does not count: a disk is sparse.
+///
+/// # Errors
+/// The claim's quantities cannot be read.
+pub fn of_grown_disk(info: &ClaimInfo) -> Result<Option<u64>, String> {
+    wanted(info)?.map(|wanted| without_overhead(info, wanted)).transpose()
+}
+
+/// Bytes of a claim that its user asked for and has.
+fn wanted(info: &ClaimInfo) -> Result<Option<u64>, String> {
+    let bytes = |name: &str, quantities: &std::collections::BTreeMap<_, api::resource::Quantity>| {
+        let found = quantities.get("storage").map(|quantity| quantity.bytes());
+        found.transpose().map_err(|error| format!("the claim's {name}: {error}"))
+    };
+    let (requested, capacity) = (bytes("request", &info.requests)?, bytes("capacity", &info.capacity)?);
+    Ok(match (requested, capacity) {
+        (Some(requested), Some(capacity)) => Some(requested.min(capacity)),
+        (one, other) => one.or(other),
+    })
+}
+
+/// Whole mebibytes of a disk that leaves the overhead of the filesystem free.
+fn without_overhead(info: &ClaimInfo, wanted: u64) -> Result<u64, String> {
+    let overhead = info.filesystem_overhead.as_deref().map_or(Some(DEFAULT_OVERHEAD), thousandths);
+    let overhead =
+        overhead.ok_or_else(|| "the reported filesystem overhead is not a number from 0 to 1".to_owned())?;
+    let usable = u128::from(wanted) * u128::from(1000 - overhead) / 1000;
+    Ok(u64::try_from(usable).unwrap_or(u64::MAX) / MIB * MIB)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn grown_disk_follows_the_rule_of_new_ones() {
+        for (request, capacity, wanted) in [
+            (Some("2Gi"), Some("2Gi"), Ok(Some(1925 * MIB))),
+            (Some("2Gi"), Some("1Gi"), Ok(Some(962 * MIB))),
+            (Some("1Gi"), Some("100Gi"), Ok(Some(962 * MIB))),
+            (None, None, Ok(None)),
+            (Some("much"), Some("1Gi"), Err(())),
+        ] {
+            let quantity = |text: Option<&str>| text.map_or(json!({}), |text| json!({"storage": text}));
+            let info = json!({
+                "requests": quantity(request), "capacity": quantity(capacity), "filesystemOverhead": "0.06",
+            });
+            let found = of_grown_disk(&serde_json::from_value(info).unwrap());
+            assert_eq!(found.map_err(drop), wanted, "{request:?} {capacity:?}");
+        }
+    }
 
     #[test]
     fn new_disk_has_the_requested_size_without_overhead() {

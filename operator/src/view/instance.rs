@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::kubevirt::{MemoryDumpStatus, UtilityVolume, VolumeStatus};
+use api::resource::Quantity;
 use serde::{Deserialize, Deserializer, Serialize};
 use virt::live::dump;
 
@@ -167,6 +168,8 @@ pub(crate) struct HotplugEntry {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ClaimEntry {
     pub(crate) claim_name: String,
+    pub(crate) requests: BTreeMap<String, Quantity>,
+    pub(crate) capacity: BTreeMap<String, Quantity>,
 }
 
 /// As it is read again once it is written.
@@ -186,6 +189,8 @@ impl From<&VolumeStatus> for VolumeEntry {
             memory_dump_volume: written.memory_dump_volume.as_ref().map(DumpEntry::from),
             persistent_volume_claim_info: ClaimEntry {
                 claim_name: info.and_then(|info| info.claim_name.clone()).unwrap_or_default(),
+                requests: info.map(|info| info.requests.clone()).unwrap_or_default(),
+                capacity: info.map(|info| info.capacity.clone()).unwrap_or_default(),
             },
         }
     }

@@ -5,7 +5,8 @@
 //! Pending ─ claim bound ─► Bound ─ attachment pod runs ─► AttachedToNode ─ agent ─► MountedToPod ─► Ready
 //! volume removed from the spec ─► Detaching ─ agent ─► UnMountedFromPod ─ pod deleted ─► no entry
 //! ```
-//! A pod of its own for each volume: no other volume of the guest is touched. Not here: the disk in the launcher's pod.
+//! A pod of its own for each volume: no other volume of the guest is touched. The entries of all volumes follow the sizes
+//! of their claims, by which the agent grows disks. Not here: the disk in the launcher's pod.
 
 use api::kubevirt::{ClaimInfo, HotplugVolumeStatus, MemoryDumpStatus, Target, VolumeStatus};
 use cluster::JsonPatch;
@@ -14,6 +15,7 @@ use virt::live::dump;
 
 use super::super::volumes::{Readiness, Volume};
 use super::plan::{Observed, Phase, Plan, Step};
+use super::volumes;
 use crate::compute::launcher::attachment_name;
 use crate::view::{Claim, Pod, VolumeEntry, VolumeSource};
 
@@ -24,11 +26,13 @@ pub(super) enum Change {
     Add(Box<VolumeStatus>),
     /// Changes the entry at this index, which was this one.
     Set(usize, VolumeEntry, Box<VolumeStatus>),
+    /// Describes the claim of the entry at this index, which was this one.
+    Claim(usize, VolumeEntry, Box<ClaimInfo>),
     /// Removes the entry at this index, which was this one.
     Remove(usize, VolumeEntry),
 }
 
-/// Adds the steps for hotplugged volumes to a plan, and gives the changes of their entries.
+/// Adds the steps for hotplugged volumes to a plan, and gives the changes of entries.
 pub(super) fn extend(observed: &Observed<'_>, plan: &mut Plan) -> Vec<Change> {
     let instance = observed.instance;
     let ends = matches!(plan.phase, Phase::Succeeded | Phase::Failed) || instance.is_final();
@@ -50,6 +54,7 @@ pub(super) fn extend(observed: &Observed<'_>, plan: &mut Plan) -> Vec<Change> {
     };
     let mut kept: Vec<String> = wanted.iter().map(|(pod, _)| pod.clone()).collect();
     if launcher.is_some() && !ends {
+        changes.extend(resized(observed));
         for (place, entry) in instance.status.volume_status.iter().enumerate() {
             let Some(of) = &entry.hotplug_volume else { continue };
             let claim = entry.persistent_volume_claim_info.claim_name.as_str();
@@ -70,6 +75,19 @@ pub(super) fn extend(observed: &Observed<'_>, plan: &mut Plan) -> Vec<Change> {
         }
     }
     changes
+}
+
+/// Volumes that came with the guest and whose claims have another size by now.
+fn resized(observed: &Observed<'_>) -> Vec<Change> {
+    let entries = observed.instance.status.volume_status.iter().enumerate();
+    let changes = entries.filter(|(_, entry)| entry.hotplug_volume.is_none()).filter_map(|(place, entry)| {
+        let known = &entry.persistent_volume_claim_info;
+        let volume = observed.volumes.iter().find(|one| one.claim_name == known.claim_name)?;
+        let claim = volume.claim?;
+        let same = known.capacity == claim.status.capacity && known.requests == claim.spec.resources.requests;
+        (!same).then(|| Change::Claim(place, entry.clone(), Box::new(volumes::info(observed, claim))))
+    });
+    changes.collect()
 }
 
 fn name(observed: &Observed<'_>, volume: &str, claim: &str) -> String {
@@ -168,7 +186,7 @@ fn coming(
             }),
             ..VolumeStatus::default()
         };
-        new.persistent_volume_claim_info = Some(info(claim_name, volume.claim));
+        new.persistent_volume_claim_info = Some(info(observed, claim_name, volume.claim));
         return Some(Change::Add(Box::new(new)));
     };
     let entry = &status[place];
@@ -178,7 +196,9 @@ fn coming(
         (after.reason, after.message) = (reason.map(str::to_owned), message);
     }
     after.hotplug_volume = Some(hotplug);
-    after.persistent_volume_claim_info = Some(info(claim_name, volume.claim));
+    if volume.claim.is_some() {
+        after.persistent_volume_claim_info = Some(info(observed, claim_name, volume.claim));
+    }
     (VolumeEntry::from(&after) != *entry).then(|| Change::Set(place, entry.clone(), Box::new(after)))
 }
 
@@ -206,21 +226,16 @@ fn pending_reason(pod: &Pod) -> Option<String> {
     image.or(refused)
 }
 
-/// The facts about a claim in `volumeStatus`.
-fn info(name: &str, claim: Option<&Claim>) -> ClaimInfo {
-    let mut info = ClaimInfo { claim_name: Some(name.to_owned()), ..ClaimInfo::default() };
-    if let Some(claim) = claim {
-        info.access_modes.clone_from(&claim.spec.access_modes);
-        info.requests.clone_from(&claim.spec.resources.requests);
-        info.capacity.clone_from(&claim.status.capacity);
-        info.volume_mode = claim.spec.volume_mode.clone().or_else(|| Some("Filesystem".to_owned()));
-    }
-    info
+/// The facts about a claim in `volumeStatus`, as far as there is one.
+fn info(observed: &Observed<'_>, name: &str, claim: Option<&Claim>) -> ClaimInfo {
+    let known = claim.map(|claim| volumes::info(observed, claim)).unwrap_or_default();
+    ClaimInfo { claim_name: Some(name.to_owned()), ..known }
 }
 
 /// An entry as it is written.
 fn written(entry: &VolumeEntry) -> VolumeStatus {
     let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let claim = &entry.persistent_volume_claim_info;
     VolumeStatus {
         name: entry.name.clone(),
         target: Target(entry.target.clone()),
@@ -231,8 +246,12 @@ fn written(entry: &VolumeEntry) -> VolumeStatus {
             attach_pod_name: given(&of.attach_pod_name),
             attach_pod_uid: given(&of.attach_pod_uid),
         }),
-        persistent_volume_claim_info: given(&entry.persistent_volume_claim_info.claim_name)
-            .map(|name| ClaimInfo { claim_name: Some(name), ..ClaimInfo::default() }),
+        persistent_volume_claim_info: given(&claim.claim_name).map(|name| ClaimInfo {
+            claim_name: Some(name),
+            requests: claim.requests.clone(),
+            capacity: claim.capacity.clone(),
+            ..ClaimInfo::default()
+        }),
         memory_dump_volume: entry.memory_dump_volume.as_ref().map(MemoryDumpStatus::from),
         ..VolumeStatus::default()
     }
@@ -247,6 +266,10 @@ pub(super) fn patch(changes: &[Change], none: bool) -> JsonPatch {
         patch.test(format!("{path}/name"), &before.name).test(format!("{path}/phase"), phase)
     };
     for change in changes {
+        if let Change::Claim(place, before, after) = change {
+            let path = format!("/status/volumeStatus/{place}/persistentVolumeClaimInfo");
+            patch = entry(patch, *place, before).add(path, after);
+        }
         if let Change::Set(place, before, after) = change {
             let path = format!("/status/volumeStatus/{place}");
             patch = entry(patch, *place, before);
@@ -272,7 +295,7 @@ pub(super) fn patch(changes: &[Change], none: bool) -> JsonPatch {
         .iter()
         .filter_map(|change| match change {
             Change::Add(new) => Some(new),
-            Change::Set(..) | Change::Remove(..) => None,
+            Change::Set(..) | Change::Claim(..) | Change::Remove(..) => None,
         })
         .collect();
     if none && !added.is_empty() {

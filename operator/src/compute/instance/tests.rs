@@ -606,6 +606,48 @@ fn volume_comes_by_a_pod_of_its_own_and_goes_with_it() {
     }
 }
 
+/// The agent grows the disk of a claim by this.
+#[test]
+fn claim_that_grew_is_described_again_while_the_guest_runs() {
+    let info = |size: &str| json!({"claimName": "root", "requests": {"storage": size}, "capacity": {"storage": size}});
+    let claim = || {
+        Some(json!({
+            "metadata": {"name": "root"},
+            "spec": {"volumeMode": "Filesystem", "resources": {"requests": {"storage": "2Gi"}}},
+            "status": {"phase": "Bound", "capacity": {"storage": "2Gi"}},
+        }))
+    };
+    let name = crate::compute::launcher::attachment_name("u", "data", "root");
+    for (hotpluggable, phase, before, written) in [
+        (false, "Running", "1Gi", true),
+        (false, "Running", "2Gi", false),
+        (false, "Failed", "1Gi", false),
+        (true, "Running", "1Gi", true),
+        (true, "Running", "2Gi", false),
+    ] {
+        let mut instance = instance(phase);
+        let source = json!({"claimName": "root", "hotpluggable": hotpluggable});
+        instance["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": source}]);
+        let mut entry = json!({"name": "data", "persistentVolumeClaimInfo": info(before)});
+        if hotpluggable {
+            entry["phase"] = json!("Ready");
+            entry["hotplugVolume"] = json!({"attachPodName": name, "attachPodUID": "h"});
+        }
+        instance["status"]["volumeStatus"] = json!([entry]);
+        let mut scene = Scene::new(instance, &[pod("Running", true)]).volume(claim(), None);
+        scene.attachments = hotpluggable.then(|| attachment(&name, true)).into_iter().collect();
+        let patch = super::hotplug::patch(&scene.hotplug().1, false);
+        let found = patch
+            .operations()
+            .iter()
+            .find(|one| one["path"] == "/status/volumeStatus/0/persistentVolumeClaimInfo");
+        let capacity = found.map(|one| one["value"]["capacity"]["storage"].clone());
+        let case = format!("{hotpluggable} {phase} {before}: {patch:?}");
+        assert_eq!(capacity, written.then(|| json!("2Gi")), "{case}");
+        assert!(found.is_none_or(|one| one["value"]["filesystemOverhead"] == "0.055"), "{case}");
+    }
+}
+
 #[test]
 fn attachment_pods_go_with_the_guest() {
     let volumes =

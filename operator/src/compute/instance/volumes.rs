@@ -1,5 +1,5 @@
 //! `volumeStatus` of an instance that is handed to an agent: its volumes by name, with their claims, from which the agent
-//! takes the size of a disk on an empty one. Pure.
+//! takes the size of a disk. Pure.
 
 use api::kubevirt::{ClaimInfo, VolumeStatus};
 
@@ -37,7 +37,8 @@ pub(super) fn status(observed: &Observed<'_>) -> Vec<VolumeStatus> {
     all
 }
 
-fn info(observed: &Observed<'_>, claim: &Claim) -> ClaimInfo {
+/// The facts about a claim in `volumeStatus`.
+pub(super) fn info(observed: &Observed<'_>, claim: &Claim) -> ClaimInfo {
     let overhead = match claim.is_block() {
         true => "0".to_owned(),
         false => {
@@ -52,6 +53,6 @@ fn info(observed: &Observed<'_>, claim: &Claim) -> ClaimInfo {
         filesystem_overhead: Some(overhead),
         preallocated: claim.is_preallocated().then_some(true),
         requests: claim.spec.resources.requests.clone(),
-        volume_mode: claim.spec.volume_mode.clone(),
+        volume_mode: claim.spec.volume_mode.clone().or_else(|| Some("Filesystem".to_owned())),
     }
 }

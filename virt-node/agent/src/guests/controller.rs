@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 use super::credentials::WantedCredentials;
 use super::disks::Attachments;
 use super::follow::{self, Follower};
+use super::growth::{self, Grown};
 use super::hotplug::{self, Done};
 use super::instance::{Instance, Written as WrittenInstance};
 use super::interfaces;
@@ -71,6 +72,8 @@ struct Guest {
     /// The interfaces that it was last brought to, and their statuses, until its status has them.
     interfaces: BTreeMap<String, String>,
     attached: Option<Vec<InterfaceStatus>>,
+    /// Sizes of claims that its disks were brought to.
+    grown: Grown,
 }
 
 impl Controller {
@@ -258,6 +261,7 @@ impl Controller {
                         network: None,
                         interfaces: BTreeMap::new(),
                         attached: None,
+                        grown: Grown::new(),
                     };
                     guests.insert(instance.uid.clone(), guest);
                 }
@@ -412,7 +416,31 @@ impl Controller {
         for (kind, reason, text) in moved.events {
             self.events.publish(&self.about(key, instance), kind, reason, &text);
         }
+        if !ends && !fresh {
+            self.grow_disks(instance, pod, &after).await?;
+        }
         Ok(moved.again)
+    }
+
+    /// Has the disks of a guest follow the sizes of their claims.
+    async fn grow_disks(
+        &self,
+        instance: &Instance,
+        pod: &Pod,
+        status: &VirtualMachineInstanceStatus,
+    ) -> Result<()> {
+        let known = self.guests().get(&instance.uid).map(|guest| guest.grown.clone());
+        let Some(known) = known else { return Ok(()) };
+        let due = growth::due(&instance.spec, &status.volume_status, &known);
+        if due.is_empty() {
+            return Ok(());
+        }
+        let Some(directory) = PodDirectory::open(&self.site.kubelet, &pod.uid)? else { return Ok(()) };
+        let grown = growth::grow(directory, &instance.name, due).await?;
+        if let Some(guest) = self.guests().get_mut(&instance.uid) {
+            guest.grown.extend(grown);
+        }
+        Ok(())
     }
 
     /// An event about what happened in the guest.

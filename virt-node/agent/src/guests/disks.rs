@@ -249,32 +249,19 @@ impl Disks<'_> {
             preallocated,
             ..backend(path, block, image, direct)
         };
-        let device = place::claim_device(name);
-        if let Ok(handle) = self.launcher.file(&device) {
-            let disk = Disk::of(handle, device.as_ref())?;
-            if !disk.block {
-                return Err(Error::new(Kind::Untrusted, format!("{device} is not a block device")));
-            }
-            let direct = disk.open(true).is_ok();
-            let size = size(&disk)?;
-            return Ok((backend(device, true, raw(size), direct), size));
-        }
-        let directory = self.launcher.directory(&place::claim_directory(name))?;
-        let path = place::claim_file(name);
-        let disk = match Disk::find(&directory, "disk.img")? {
+        let disk = match placed(name, self.launcher)? {
             Some(disk) => disk,
             None => {
-                blank(&directory, info)?;
-                let missing = || Error::new(Kind::System, format!("{path} was removed"));
-                Disk::find(&directory, "disk.img")?.ok_or_else(missing)?
+                blank(&self.launcher.directory(&place::claim_directory(name))?, info)?;
+                let missing =
+                    || Error::new(Kind::System, format!("{} was removed", place::claim_file(name)));
+                placed(name, self.launcher)?.ok_or_else(missing)?
             }
         };
-        if disk.block {
-            return Err(Error::new(Kind::Untrusted, format!("{path} is a block device")));
-        }
+        let path = if disk.block { place::claim_device(name) } else { place::claim_file(name) };
         let direct = disk.open(true).is_ok();
         let size = size(&disk)?;
-        Ok((backend(path, false, raw(size), direct), size))
+        Ok((backend(path, disk.block, raw(size), direct), size))
     }
 
     /// The image of a containerDisk, shown to the launcher, and how large a guest sees it.
@@ -328,6 +315,37 @@ impl Disks<'_> {
         made.storage.backing = below.map(Box::new);
         Ok(made)
     }
+}
+
+/// The disk of a claim in the launcher's container: a block device, or the file disk.img; `None`: that is missing.
+fn placed(name: &str, launcher: &Process) -> Result<Option<Disk>> {
+    let device = place::claim_device(name);
+    if let Ok(handle) = launcher.file(&device) {
+        let disk = Disk::of(handle, device.as_ref())?;
+        return match disk.block {
+            true => Ok(Some(disk)),
+            false => Err(Error::new(Kind::Untrusted, format!("{device} is not a block device"))),
+        };
+    }
+    match Disk::find(&launcher.directory(&place::claim_directory(name))?, "disk.img")? {
+        Some(disk) if disk.block => {
+            Err(Error::new(Kind::Untrusted, format!("{} is a block device", place::claim_file(name))))
+        }
+        found => Ok(found),
+    }
+}
+
+/// Whether the disk of a claim is a block device, and its bytes, while the guest runs; `None`: the launcher has no such
+/// disk.
+///
+/// # Errors
+/// It is not a disk, or the system refuses.
+pub(crate) fn length(name: &str, hotpluggable: bool, launcher: &Process) -> Result<Option<(bool, u64)>> {
+    let disk = match hotpluggable {
+        true => mount::find(launcher, place::HOTPLUG, &place::hotplugged_file(name))?,
+        false => placed(name, launcher)?,
+    };
+    disk.map(|disk| Ok((disk.block, size(&disk)?))).transpose()
 }
 
 /// Bytes of a file or device.

@@ -15,6 +15,7 @@ pub(crate) mod controller;
 mod credentials;
 mod disks;
 mod follow;
+mod growth;
 mod hotplug;
 mod instance;
 mod interfaces;
