@@ -172,6 +172,8 @@ fn operator() -> Vec<Value> {
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
         rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),
         rule("", &["pods/finalizers"], &["update"]),
+        // Readiness gates of launcher pods.
+        rule("", &["pods/status"], &["patch"]),
         rule("", &["persistentvolumeclaims"], WRITE),
         rule("", &["persistentvolumeclaims/finalizers"], &["update"]),
         // Of a node that is gone: a condition, and PVs that an administrator has given up.

@@ -41,6 +41,8 @@ pub(crate) struct InstanceSpec {
     pub(crate) termination_grace_period_seconds: Option<u64>,
     /// Whether the guest keeps state besides its disks.
     pub(crate) keeps_state: bool,
+    /// Whether the guest waits at its start until it is unpaused.
+    pub(crate) starts_paused: bool,
 }
 
 /// Reads a domain; one that cannot be read keeps nothing.
@@ -57,6 +59,7 @@ struct WrittenSpec {
     utility_volumes: Vec<UtilityVolume>,
     networks: Vec<Network>,
     termination_grace_period_seconds: Option<u64>,
+    start_strategy: Option<String>,
     #[serde(rename = "domain", deserialize_with = "keeps_state")]
     keeps_state: bool,
 }
@@ -68,11 +71,13 @@ impl From<WrittenSpec> for InstanceSpec {
             utility_volumes,
             networks,
             termination_grace_period_seconds,
+            start_strategy,
             keeps_state,
         } = written;
+        let starts_paused = start_strategy.as_deref() == Some("Paused");
         let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
         volumes.extend(dumps.map(|one| VolumeSource::dump(one.name, one.claim_name)));
-        Self { volumes, networks, termination_grace_period_seconds, keeps_state }
+        Self { volumes, networks, termination_grace_period_seconds, keeps_state, starts_paused }
     }
 }
 

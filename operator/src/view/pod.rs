@@ -21,6 +21,14 @@ pub(crate) struct Pod {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct PodSpec {
     pub(crate) node_name: String,
+    pub(crate) readiness_gates: Vec<ReadinessGate>,
+}
+
+/// A condition without which a pod is not ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ReadinessGate {
+    pub(crate) condition_type: String,
 }
 
 /// Its status.

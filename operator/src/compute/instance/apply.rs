@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use api::kubevirt::VirtualMachineInstance;
 use api::resource::ObjectMeta;
-use cluster::{Client, Delete, Key, Outcome, Resource, Scope};
+use cluster::{Client, Delete, JsonPatch, Key, Outcome, Resource, Scope};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Value, json};
+use virt::status::pod as gate;
 
 use super::event;
 use super::hotplug;
@@ -15,6 +16,7 @@ use super::patch::{Patch, patch};
 use super::plan::{Observed, Plan, Step, plan};
 use super::status::{CreateError, status};
 use crate::compute::caches::{CLAIMS, INSTANCES, LAUNCHERS, PODS};
+use crate::compute::clock;
 use crate::compute::context::Context;
 use crate::compute::launcher::{self, Attachment, Facts, Purpose, State};
 use crate::view::{Instance, Pod, condition};
@@ -119,6 +121,17 @@ async fn act(
                 continue;
             }
             Step::ConfirmPods => continue,
+            Step::Gate { pod, uid, place, open } => {
+                let key = Key::new(&meta.namespace, pod);
+                let written = write_gate(&context.client, &key, uid, *place, *open).await;
+                if let Err(error) = written
+                    && !error.is_not_found()
+                {
+                    tracing::debug!(vmi = %key, error = error.chain(), "cannot write a readiness gate; retrying");
+                    retry = true;
+                }
+                continue;
+            }
             Step::CreateState => create_state(context, instance).await,
             Step::CreatePod => create(context, observed, Purpose::Guest).await,
             Step::CreateProvisioner => create(context, observed, Purpose::Provision).await,
@@ -202,6 +215,33 @@ impl From<cluster::Error> for Failed {
         let message = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
         Self::Refused { message, again: true }
     }
+}
+
+/// Opens or closes the readiness gate of a pod, which has the condition at `place` or not at all.
+async fn write_gate(
+    client: &Client,
+    key: &Key,
+    uid: &str,
+    place: Option<usize>,
+    open: bool,
+) -> cluster::Result<()> {
+    let (status, reason, message) = match open {
+        true => ("True", "NotPaused", "the virtual machine is not paused"),
+        false => ("False", "Paused", "the virtual machine is paused"),
+    };
+    let condition = json!({
+        "type": gate::UNPAUSED, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": clock::text(Context::now()),
+    });
+    let patch = JsonPatch::new().test("/metadata/uid", uid);
+    let patch = match place {
+        Some(place) => {
+            let path = format!("/status/conditions/{place}");
+            patch.test(format!("{path}/type"), gate::UNPAUSED).replace(path, condition)
+        }
+        None => patch.add("/status/conditions/-", condition),
+    };
+    client.json_patch::<IgnoredAny>(PODS.sub("status"), key, &patch).await.map(drop)
 }
 
 /// Creates a pod; returns whether it did not exist.

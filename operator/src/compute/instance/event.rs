@@ -26,7 +26,7 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
             let text = format!("Deleted hotplug attachment pod {name}, for volume {volume}");
             Some(Event::normal("SuccessfulDelete", text))
         }
-        Step::CreateState | Step::ConfirmPods | Step::Release(_) | Step::Wait(_) => None,
+        Step::CreateState | Step::Gate { .. } | Step::ConfirmPods | Step::Release(_) | Step::Wait(_) => None,
     }
 }
 

@@ -8,10 +8,12 @@
 //! ```
 //! The controller owns the phases up to Scheduled and records an end that virt-agent cannot. Not here: conditions.
 
+use virt::status::pod::UNPAUSED;
+
 use super::super::volumes::{Readiness, Volume};
 use crate::compute::launcher::{PROVISIONS, State};
 use crate::compute::{clock, nodes};
-use crate::view::{Instance, Node, Pod};
+use crate::view::{Instance, Node, Pod, is_true};
 
 /// Finalizer that holds an instance until its pods are gone.
 pub(in crate::compute) const FINALIZER: &str = virt::admission::FINALIZER;
@@ -67,6 +69,8 @@ pub(super) enum Step {
     CreateAttachment { volume: String, claim: String, pod: String },
     /// Delete the attachment pod of a volume.
     DeleteAttachment { name: String, uid: String, volume: String },
+    /// Open or close the readiness gate of a pod: it is the condition at this place, or a new one.
+    Gate { pod: String, uid: String, place: Option<usize>, open: bool },
     /// List the pods at the API server and plan again.
     ConfirmPods,
     /// Remove these finalizers.
@@ -150,6 +154,25 @@ pub(super) fn is_provisioner(pod: &Pod) -> bool {
     pod.metadata.annotation(PROVISIONS).is_some()
 }
 
+/// The step after which the readiness gate of the launcher pod is open unless the guest is paused, as in KubeVirt.
+fn gate(observed: &Observed<'_>) -> Option<Step> {
+    let pod = observed.launcher().filter(|pod| !pod.is_down() && !pod.metadata.deleting())?;
+    // The API server makes no empty list of conditions: the scheduler writes the first.
+    let gates = !pod.status.conditions.is_empty()
+        && pod.spec.readiness_gates.iter().any(|gate| gate.condition_type == UNPAUSED);
+    let instance = observed.instance;
+    let waits = instance.spec.starts_paused && instance.status.phase != "Running";
+    let open = !waits && is_true(&instance.status.conditions, "Paused").is_none();
+    let place = pod.status.conditions.iter().position(|condition| condition.kind == UNPAUSED);
+    let is_open = place.is_some_and(|place| pod.status.conditions[place].status == "True");
+    (gates && open != is_open).then(|| Step::Gate {
+        pod: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        place,
+        open,
+    })
+}
+
 /// The steps of an instance.
 pub(super) fn plan(observed: &Observed<'_>) -> Plan {
     let mut steps = Vec::new();
@@ -159,6 +182,8 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
         stop(observed, ends, &mut steps);
     } else if ends {
         clean(observed, &mut steps);
+    } else {
+        steps.extend(gate(observed));
     }
     for pod in observed.pods.iter().filter(|pod| is_provisioner(pod) && !pod.metadata.deleting()) {
         let unused = ends || pod.is_down() || observed.storage() != Storage::NeedsProvisioner;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::kubevirt::VolumeStatus;
+use virt::status::pod as gate;
 
 use super::plan::{Observed, Phase, Plan, Storage};
 use super::volumes;
@@ -156,9 +157,7 @@ fn ready(observed: &Observed<'_>, launcher: Option<&Pod>, phase: &str, all: &mut
         return no("GuestNotRunning", "Guest VM is not reported as running");
     }
     if paused {
-        // The text of KubeVirt's readiness gate of the pod.
-        let message = "the status of pod readiness gate \"kubevirt.io/virtual-machine-unpaused\" is not \"True\", but False";
-        return no("ReadinessGatesNotReady", message);
+        return no(gate::NOT_UNPAUSED, &gate::not_unpaused());
     }
     let Some(of_pod) = condition(&pod.status.conditions, "Ready") else {
         return no("PodConditionMissing", "virt-launcher pod is missing the Ready condition");

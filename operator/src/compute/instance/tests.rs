@@ -546,6 +546,50 @@ fn guarded_patch_changes_only_what_the_agent_left() {
     });
 }
 
+#[test]
+fn readiness_gate_is_open_unless_the_guest_is_paused() {
+    const UNPAUSED: &str = virt::status::pod::UNPAUSED;
+    let gated = |status: Option<&str>| {
+        let mut pod = pod("Running", true);
+        pod["spec"]["readinessGates"] = json!([{"conditionType": UNPAUSED}]);
+        if let Some(status) = status {
+            let all = pod["status"]["conditions"].as_array_mut().unwrap();
+            all.push(json!({"type": UNPAUSED, "status": status}));
+        }
+        pod
+    };
+    let gate =
+        |place, open| vec![Step::Gate { pod: "virt-launcher-vm-aaaaa".into(), uid: "p".into(), place, open }];
+    let bare = {
+        let mut pod = gated(None);
+        pod["status"]["conditions"] = json!([]);
+        pod
+    };
+    for (case, phase, strategy, paused, pod, steps) in [
+        ("new", "Scheduling", None, false, gated(None), gate(None, true)),
+        ("not seen by the scheduler", "Scheduling", None, false, bare, vec![]),
+        ("runs", "Running", None, false, gated(Some("True")), vec![]),
+        ("is paused", "Running", None, true, gated(Some("True")), gate(Some(1), false)),
+        ("stays paused", "Running", None, true, gated(Some("False")), vec![]),
+        ("is unpaused", "Running", None, false, gated(Some("False")), gate(Some(1), true)),
+        ("starts paused", "Scheduling", Some("Paused"), false, gated(None), vec![]),
+        ("started paused", "Running", Some("Paused"), true, gated(None), vec![]),
+        ("started paused and unpaused", "Running", Some("Paused"), false, gated(None), gate(None, true)),
+        ("of an earlier release", "Running", None, true, pod("Running", true), vec![]),
+        ("ended", "Failed", None, false, gated(Some("False")), vec![]),
+    ] {
+        let mut instance = instance(phase);
+        instance["spec"]["startStrategy"] = json!(strategy);
+        if paused {
+            instance["status"]["conditions"] = json!([{"type": "Paused", "status": "True"}]);
+        }
+        let plan = Scene::new(instance, &[pod]).plan();
+        let found: Vec<Step> =
+            plan.steps.into_iter().filter(|step| matches!(step, Step::Gate { .. })).collect();
+        assert_eq!(found, steps, "{case}");
+    }
+}
+
 /// A running instance with a hotplugged volume on the claim `root`.
 fn plugged(volumes: &Value, status: Value) -> Scene {
     let mut instance = instance("Running");

@@ -208,6 +208,9 @@ pub(super) fn pod(
     if purpose == Purpose::Guest && logs_console(spec, settings) {
         init_containers.push(console_log(settings));
     }
+    if purpose == Purpose::Guest {
+        pod_spec["readinessGates"] = json!([{"conditionType": virt::status::pod::UNPAUSED}]);
+    }
     if !init_containers.is_empty() {
         pod_spec["initContainers"] = json!(init_containers);
     }

@@ -138,7 +138,7 @@ fn ready(status: &mut Status, pod: &Pod, runs: bool) {
     let paused = words::holds(&status.conditions, "Paused").is_some();
     let ready = pod.ready.as_ref().map(|(status, reason, message)| (&status[..], &reason[..], &message[..]));
     let pod = words::pod::Pod { terminating: pod.deleting, ready };
-    words::pod::ready(&mut status.conditions, Some(pod), runs && !paused);
+    words::pod::ready(&mut status.conditions, Some(pod), runs, paused);
 }
 
 /// LiveMigratable with upstream's reasons, in upstream's order.
@@ -348,7 +348,7 @@ mod tests {
         };
         let status = running(&Status::default(), &known);
         assert_eq!(of(&status, "Paused"), Some(("True", Some("PausedByUser"))));
-        assert_eq!(of(&status, "Ready"), Some(("False", Some("GuestNotRunning"))));
+        assert_eq!(of(&status, "Ready"), Some(("False", Some("ReadinessGatesNotReady"))));
         assert_eq!(of(&status, "AgentConnected").unwrap().0, "True");
     }
 

@@ -18,6 +18,16 @@ fn refused(namespace: &str, path: &str, body: &Value, words: &str) {
     assert!(said.contains(words), "{path}: {said}");
 }
 
+/// Services select pods that are ready.
+#[track_caller]
+fn until_pod_ready(namespace: &str, wanted: &str) {
+    PLACE.until(namespace, &format!("the launcher pod's Ready is {wanted}"), || {
+        let pods = PLACE.list(PODS, namespace);
+        let pod = pods.iter().find(|pod| pod["metadata"]["labels"]["kubevirt.io"] == "virt-launcher")?;
+        condition(pod, "Ready").filter(|ready| ready["status"] == wanted).map(drop)
+    });
+}
+
 #[test]
 fn machine_starts_paused_keeps_its_identity_and_refuses_as_upstream_does() {
     let namespace = "power";
@@ -44,6 +54,7 @@ fn machine_starts_paused_keeps_its_identity_and_refuses_as_upstream_does() {
     put(namespace, "virtualmachines/vm/start", &dry).unwrap();
     put(namespace, "virtualmachines/vm/start", &json!({"paused": true})).unwrap();
     PLACE.until_status(namespace, "vm", "Paused");
+    until_pod_ready(namespace, "False");
     // Its guest has not begun: nothing answers until it is unpaused.
     refused(namespace, "virtualmachines/vm/start", &none, "VM is already running");
     refused(namespace, "virtualmachineinstances/vm/pause", &none, "VMI is already paused");
@@ -53,6 +64,11 @@ fn machine_starts_paused_keeps_its_identity_and_refuses_as_upstream_does() {
     put(namespace, "virtualmachineinstances/vm/unpause", &none).unwrap();
     until_answers(namespace, "vm", 1);
     refused(namespace, "virtualmachineinstances/vm/unpause", &none, "VMI is not paused");
+    until_pod_ready(namespace, "True");
+    put(namespace, "virtualmachineinstances/vm/pause", &none).unwrap();
+    until_pod_ready(namespace, "False");
+    put(namespace, "virtualmachineinstances/vm/unpause", &none).unwrap();
+    until_pod_ready(namespace, "True");
     let spec = |object: &Value| object["spec"]["domain"]["firmware"].clone();
     let first = instance(namespace, "vm");
     let stored = PLACE.find(MACHINES, namespace, "vm").unwrap();
