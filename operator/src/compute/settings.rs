@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use api::quantity;
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 
@@ -41,6 +42,11 @@ struct Configuration {
     vm_rollout_strategy: Option<String>,
     virtual_machine_options: Options,
     vm_state_storage_class: Option<String>,
+    default_runtime_class: Option<String>,
+    additional_guest_memory_overhead_ratio: Option<String>,
+    /// Models, and whether each is obsolete.
+    #[serde(rename = "obsoleteCPUModels")]
+    obsolete_cpu_models: BTreeMap<String, bool>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -77,6 +83,18 @@ pub(super) fn merged(base: &Settings, configuration: &Cache<KubeVirt>) -> Settin
     first.map_or_else(|| base.clone(), |(_, object)| over(base, object))
 }
 
+/// A text that is not empty.
+fn given(text: &Option<String>) -> Option<String> {
+    text.clone().filter(|text| !text.is_empty())
+}
+
+/// A ratio such as `1.5` in per cent, from 1 to 100; others do not count.
+fn percent(ratio: &str) -> Option<u32> {
+    let decimal = ratio.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let thousandths = decimal.then(|| quantity::bytes(&format!("{ratio}k")).ok()).flatten()?;
+    u32::try_from(thousandths / 10).ok().filter(|percent| (100..=10_000).contains(percent))
+}
+
 fn over(base: &Settings, object: &KubeVirt) -> Settings {
     let configuration = &object.spec.configuration;
     let developer = &configuration.developer_configuration;
@@ -95,11 +113,20 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             || base.skip_backup_hooks,
         console_log: configuration.virtual_machine_options.disable_serial_console_log.is_none()
             && base.console_log,
-        state_class: configuration
-            .vm_state_storage_class
-            .clone()
-            .filter(|class| !class.is_empty())
-            .or_else(|| base.state_class.clone()),
+        runtime_class: given(&configuration.default_runtime_class).or_else(|| base.runtime_class.clone()),
+        overhead_percent: configuration
+            .additional_guest_memory_overhead_ratio
+            .as_deref()
+            .and_then(percent)
+            .unwrap_or(base.overhead_percent),
+        obsolete_models: configuration
+            .obsolete_cpu_models
+            .iter()
+            .filter(|(_, obsolete)| **obsolete)
+            .map(|(model, _)| model.clone())
+            .chain(base.obsolete_models.iter().cloned())
+            .collect(),
+        state_class: given(&configuration.vm_state_storage_class).or_else(|| base.state_class.clone()),
     }
 }
 
@@ -135,6 +162,18 @@ mod tests {
         let quiet =
             r#"{"spec": {"configuration": {"virtualMachineOptions": {"disableSerialConsoleLog": {}}}}}"#;
         assert!(merged.console_log && !over(&base, &object(quiet)).console_log);
+        let class = r#"{"spec": {"configuration": {"defaultRuntimeClass": "kata"}}}"#;
+        assert_eq!(over(&base, &object(class)).runtime_class.as_deref(), Some("kata"));
+        let obsolete =
+            r#"{"spec": {"configuration": {"obsoleteCPUModels": {"486": true, "Penryn": false}}}}"#;
+        let models = over(&base, &object(obsolete)).obsolete_models;
+        assert_eq!(models.iter().map(String::as_str).collect::<Vec<_>>(), ["486"]);
+        for (ratio, percent) in [("1.5", 150), ("2", 200), ("0.5", 100), ("much", 100), ("NaN", 100)] {
+            let text = format!(
+                r#"{{"spec": {{"configuration": {{"additionalGuestMemoryOverheadRatio": "{ratio}"}}}}}}"#
+            );
+            assert_eq!(over(&base, &object(&text)).overhead_percent, percent, "{ratio}");
+        }
         for (value, skipped) in [("true", true), ("false", false)] {
             let object =
                 object(&format!(r#"{{"metadata": {{"annotations": {{"{SKIP_HOOKS}": "{value}"}}}}}}"#));

@@ -24,7 +24,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec};
 use serde_json::{Map, Value, json};
@@ -74,6 +74,13 @@ pub(super) struct Settings {
     pub(super) skip_backup_hooks: bool,
     /// Serial consoles of guests that leave it open are logged (`virtualMachineOptions.disableSerialConsoleLog` is not set).
     pub(super) console_log: bool,
+    /// RuntimeClass of the pods (`defaultRuntimeClass`).
+    pub(super) runtime_class: Option<String>,
+    /// Memory that is requested in addition to the guest's, in per cent of what it is expected to need
+    /// (`additionalGuestMemoryOverheadRatio`).
+    pub(super) overhead_percent: u32,
+    /// CPU models that guests may not have under KVM (`obsoleteCPUModels`). Emulation has models of its own.
+    pub(super) obsolete_models: BTreeSet<String>,
     /// StorageClass of claims with TPM and EFI state (`vmStateStorageClass`); the default for disks if empty.
     pub(super) state_class: Option<String>,
 }
@@ -89,6 +96,9 @@ impl Default for Settings {
             live_update: true,
             skip_backup_hooks: false,
             console_log: true,
+            runtime_class: None,
+            overhead_percent: 100,
+            obsolete_models: BTreeSet::new(),
             state_class: None,
         }
     }
@@ -221,7 +231,10 @@ pub(super) fn pod(
         let secrets: Vec<Value> = storage.pull_secrets.iter().map(|name| json!({"name": name})).collect();
         pod_spec["imagePullSecrets"] = json!(secrets);
     }
-    placement::place(&mut pod_spec, spec, raw);
+    if let Some(class) = &settings.runtime_class {
+        pod_spec["runtimeClassName"] = json!(class);
+    }
+    placement::place(&mut pod_spec, spec, raw, settings)?;
 
     Ok(json!({
         "apiVersion": "v1",

@@ -3,6 +3,8 @@
 use api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::{Value, json};
 
+use super::{Settings, Unsupported};
+
 /// Fields of an instance that a pod has under the same name with the same meaning.
 const SHARED: [&str; 7] = [
     "affinity",
@@ -15,7 +17,15 @@ const SHARED: [&str; 7] = [
 ];
 
 /// Adds selectors and shared fields to a pod's spec. `raw` is the instance's spec.
-pub(super) fn place(pod: &mut Value, spec: &VirtualMachineInstanceSpec, raw: &Value) {
+///
+/// # Errors
+/// For a model of a processor that the platform's configuration calls obsolete.
+pub(super) fn place(
+    pod: &mut Value,
+    spec: &VirtualMachineInstanceSpec,
+    raw: &Value,
+    settings: &Settings,
+) -> Result<(), Unsupported> {
     for field in SHARED {
         if let Some(value) = raw.get(field).filter(|value| !value.is_null()) {
             pod[field] = value.clone();
@@ -34,5 +44,13 @@ pub(super) fn place(pod: &mut Value, spec: &VirtualMachineInstanceSpec, raw: &Va
     if raw.pointer("/domain/cpu/realtime").is_some() {
         selector["kubevirt.io/realtime"] = json!("");
     }
+    let cpu = spec.domain.cpu.as_ref();
+    let model = cpu.and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
+    if !settings.emulation && settings.obsolete_models.contains(model) {
+        let problem =
+            format!("{model} is in obsoleteCPUModels of the KubeVirt object: give the VM a newer model");
+        return Err(Unsupported::field("spec.domain.cpu.model", problem));
+    }
     pod["nodeSelector"] = selector;
+    Ok(())
 }

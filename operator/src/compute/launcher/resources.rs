@@ -50,7 +50,8 @@ pub(super) fn overhead(spec: &VirtualMachineInstanceSpec, memory: u64, settings:
     if settings.emulation {
         bytes += TRANSLATION;
     }
-    bytes
+    // The ratio is 100 at most, so this has room for any guest.
+    bytes.saturating_mul(u64::from(settings.overhead_percent)) / 100
 }
 
 /// Memory of the guest in bytes.

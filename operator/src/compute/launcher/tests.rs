@@ -191,6 +191,27 @@ fn annotations_of_instances_reach_the_pod_unless_they_are_about_the_object() {
 }
 
 #[test]
+fn settings_of_the_platform_reach_the_pod() {
+    let spec = json!({"domain": {"memory": {"guest": "1Gi"}, "cpu": {"model": "Penryn"}}});
+    let made = |settings: &Settings| pod(&instance(&spec), settings, Purpose::Guest, &FACTS);
+    let memory = |pod: &Value| -> u64 {
+        let request = &pod["spec"]["containers"][0]["resources"]["requests"]["memory"];
+        request.as_str().unwrap().parse().unwrap()
+    };
+    let plain = made(&settings()).unwrap();
+    assert_eq!(plain["spec"].get("runtimeClassName"), None);
+    let other = Settings { runtime_class: Some("kata".into()), overhead_percent: 150, ..settings() };
+    let changed = made(&other).unwrap();
+    assert_eq!(changed["spec"]["runtimeClassName"], "kata");
+    let overhead = memory(&plain) - (1 << 30);
+    assert_eq!(memory(&changed), (1 << 30) + overhead * 3 / 2);
+    let old = Settings { obsolete_models: ["Penryn".to_owned()].into(), ..settings() };
+    assert_eq!(made(&old).unwrap(), plain, "emulation has models of its own");
+    let error = made(&Settings { emulation: false, ..old }).unwrap_err().to_string();
+    assert!(error.starts_with("spec.domain.cpu.model: Penryn is in obsoleteCPUModels"), "{error}");
+}
+
+#[test]
 fn backup_hooks_are_left_out_by_instance_or_platform() {
     const HOOK: &str = "pre.hook.backup.velero.io/command";
     let off = Settings { skip_backup_hooks: true, ..settings() };
