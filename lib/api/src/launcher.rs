@@ -18,6 +18,7 @@
 //!
 //! Not here: sockets, libvirt.
 
+pub mod capabilities;
 mod read;
 mod version;
 

@@ -8,6 +8,7 @@
 
 use serde_json::{Value, json};
 
+use super::node::{CAPABILITIES, capabilities_security};
 use super::{Settings, hooks, label, manifests, workloads, yaml};
 
 /// Marks: what stands between them is a word of [`expression`].
@@ -82,6 +83,10 @@ fn mark(object: &mut Value) {
                 *volume = word("clients");
             }
         }
+    }
+    let init = object["spec"]["template"]["spec"].get_mut("initContainers").and_then(Value::as_array_mut);
+    for container in init.into_iter().flatten().filter(|container| container["name"] == CAPABILITIES) {
+        container["securityContext"] = word("emulation-security");
     }
     let containers = object["spec"]["template"]["spec"]["containers"].as_array_mut();
     for container in containers.into_iter().flatten() {
@@ -166,8 +171,14 @@ fn expression(word: &str) -> String {
         _ if word == "scale" => "{{ not .Values.replicas }}".to_owned(),
         _ if word == "clients" => CLIENTS.to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
+        _ if word == "emulation-security" => by_emulation(&[true, false].map(capabilities_security)),
         _ => "{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}".to_owned(),
     }
+}
+
+/// A value with emulation, and one without.
+fn by_emulation([with, without]: &[Value; 2]) -> String {
+    format!("{{{{ if .Values.emulation }}}}{with}{{{{ else }}}}{without}{{{{ end }}}}")
 }
 
 /// Removes quotes around expressions that begin with a text.
@@ -299,6 +310,8 @@ mod tests {
         ] {
             text = text.replace(from, to);
         }
+        let security = [true, false].map(capabilities_security);
+        text = text.replace(&by_emulation(&security), &security[1].to_string());
         for (name, resources) in requests() {
             text = text.replace(
                 &format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),

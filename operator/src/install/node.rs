@@ -28,6 +28,35 @@ pub(super) fn mount(name: &str, path: &str) -> Value {
     json!({"name": name, "mountPath": path})
 }
 
+/// Name of the container of [`capabilities`], as in KubeVirt.
+pub(super) const CAPABILITIES: &str = "virt-launcher";
+
+/// The container that asks libvirt what guests can have on the node, and what starts need to know.
+fn capabilities(settings: &Settings) -> Value {
+    json!({
+        "name": CAPABILITIES,
+        "image": settings.image("virt-launcher"),
+        "command": ["/usr/bin/virt-launcher", "capabilities", "/var/lib/ferrovirt/capabilities"],
+        "securityContext": capabilities_security(settings.emulation),
+        "resources": {"requests": {"cpu": "10m", "memory": "48Mi"}},
+        "volumeMounts": [mount("state", "/var/lib/ferrovirt"), mount("tmp", "/tmp")],
+    })
+}
+
+/// Its privileges: all where KVM may be used, which it tries; else what running a part of itself as the guests' user takes.
+pub(super) fn capabilities_security(emulation: bool) -> Value {
+    let mut security = json!({"runAsUser": 0, "readOnlyRootFilesystem": true});
+    if emulation {
+        security["allowPrivilegeEscalation"] = json!(false);
+        security["seccompProfile"] = json!({"type": "RuntimeDefault"});
+        let added = ["CHOWN", "DAC_OVERRIDE", "SETGID", "SETUID"];
+        security["capabilities"] = json!({"drop": ["ALL"], "add": added});
+    } else {
+        security["privileged"] = json!(true);
+    }
+    security
+}
+
 /// The agent.
 pub(super) fn agent(settings: &Settings) -> Value {
     let args: &[&str] = if settings.emulation { &["--kvm", "never"] } else { &[] };
@@ -53,7 +82,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
             {"name": "kubelet", "mountPath": "/var/lib/kubelet", "mountPropagation": "HostToContainer"},
             mount("devices", "/dev"),
             mount("state", "/var/lib/ferrovirt"),
-            // The probe of QEMU's features works here: the agent's file system is read-only.
+            // KVM is tried here: the agent's file system is read-only.
             mount("tmp", "/tmp"),
             {"name": "server-cert", "mountPath": "/etc/virt-handler/servercertificates", "readOnly": true},
             {"name": "ca", "mountPath": "/etc/virt-handler/ca", "readOnly": true},
@@ -68,7 +97,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         // The agent runs wherever guests may be, also on nodes that take no other pods.
         "tolerations": [{"operator": "Exists"}],
         // At each start of the agent, so also at each upgrade. Plugins of others stay.
-        "initContainers": [{
+        "initContainers": [capabilities(settings), {
             "name": "network-plugins",
             "image": settings.image("cni"),
             "args": ["install", "/opt/cni/bin"],

@@ -131,24 +131,24 @@ async fn start(
     facts: &watch::Sender<Facts>,
 ) -> Result<(Arc<Controller>, Plugins)> {
     let emulation = config.emulation;
-    let cache = config.state.join("capabilities");
-    let capabilities = cache.clone();
+    let capabilities = config.state.join("capabilities");
+    let (cache, kubelet) = (capabilities.clone(), config.kubelet.clone());
     let found = tokio::task::spawn_blocking(move || {
         let kvm = kvm::is_usable(emulation, Path::new(host::EMULATOR));
-        if let Err(error) = command(Command::new("virt-launcher").arg("capabilities").arg(&cache)) {
+        let found = host::capabilities(&cache);
+        if found.is_none() {
             tracing::warn!(
-                error = error.chain(),
-                "QEMU's features are not cached: each launcher probes them, which takes seconds"
+                "no capabilities of QEMU in {}, which `virt-launcher capabilities` fills: the node has no labels for CPU \
+                 models, and each launcher probes QEMU itself, which takes seconds",
+                cache.display()
             );
         }
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        (kvm, host::find(kvm), cpu::labels(&cpuinfo))
+        let host = host::find(kvm)?;
+        let labels = cpu::labels(found.as_ref(), kvm, &host.machine, &host::files(&kubelet));
+        Ok::<_, Error>((kvm, host, labels))
     });
     let found = found.await.map_err(|error| Error::system("cannot inspect the node", error))?;
-    let (kvm, host, mut labels) = found;
-    let host = host?;
-    labels.insert(format!("machine-type.node.kubevirt.io/{}", host.machine), "true".to_owned());
-    labels.insert("machine-type.node.kubevirt.io/q35".to_owned(), "true".to_owned());
+    let (kvm, host, labels) = found?;
     let health: Health = DEVICES.map(|device| if device == KVM { kvm } else { device.exists() });
     let mut plugins = Plugins::start(&config.device_plugins(), health);
     plugins.registered().await;

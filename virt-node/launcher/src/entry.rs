@@ -53,7 +53,7 @@ fn of_launcher(args: Launcher) -> Result<Answer, Error> {
             worker::run(&folder, stop).map(|_| Answer { text: String::new(), good: true })
         }
         LauncherCommand::Probe { folder, emulator } => {
-            capabilities::probe(&folder, &emulator).map(|()| Answer { text: String::new(), good: true })
+            capabilities::probe(&folder, &emulator).map(|text| Answer { text, good: true })
         }
         LauncherCommand::Capabilities { cache } => {
             let text = match capabilities::make(&cache, |text| print_error("virt-launcher", text))? {

@@ -11,14 +11,17 @@ pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 pub(crate) const HEARTBEAT: &str = "kubevirt.io/heartbeat";
 /// A node with this label keeps the processor labels it has.
 pub(crate) const SKIP: &str = "node-labeller.kubevirt.io/skip-node";
-/// Labels under these prefixes, and no others, are the processor's and are removed when they are not true any more.
-const OWN_PREFIXES: [&str; 7] = [
+/// Labels that begin so, and no others, are the processor's and are removed when they are not true any more.
+const OWN_PREFIXES: [&str; 10] = [
     "cpu-feature.node.kubevirt.io/",
     "cpu-model.node.kubevirt.io/",
     "cpu-model-migration.node.kubevirt.io/",
+    "cpu-timer.node.kubevirt.io/",
     "cpu-vendor.node.kubevirt.io/",
     "host-model-cpu.node.kubevirt.io/",
     "host-model-required-features.node.kubevirt.io/",
+    "hyperv.node.kubevirt.io/",
+    "kubevirt.io/realtime",
     "machine-type.node.kubevirt.io/",
 ];
 /// Upstream's rhythm: one minute, and up to as much again and a fifth.
@@ -95,6 +98,12 @@ mod tests {
                 facts(true),
                 map(&[(SCHEDULABLE, "true"), (VENDOR, "true"), (OLD, "true")]),
                 json!({OLD: null}),
+            ),
+            (
+                "no realtime any more",
+                facts(true),
+                map(&[(SCHEDULABLE, "true"), (VENDOR, "true"), ("kubevirt.io/realtime", "")]),
+                json!({"kubevirt.io/realtime": null}),
             ),
             (
                 "foreign label",

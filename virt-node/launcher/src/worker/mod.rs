@@ -22,6 +22,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use api::launcher::capabilities::Capabilities;
 use api::launcher::{Cause, Event, Exit};
 use rustix::process::{Signal as Sent, getppid, set_parent_process_death_signal};
 
@@ -115,11 +116,10 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
 }
 
 /// Finds out what QEMU can do, which libvirt then keeps in its folder.
-pub(super) fn probe(folder: &Folder, emulator: &str) -> Result<(), Error> {
+pub(super) fn probe(folder: &Folder, emulator: &str) -> Result<Capabilities, Error> {
     let (sender, _receiver) = channel();
     let connection = libvirt::open(folder, sender).map_err(|error| failed("libvirt", error))?;
-    connection.capabilities(emulator).map_err(|error| failed("libvirt", error))?;
-    Ok(())
+    libvirt::capabilities(&connection, emulator).map_err(|error| failed("libvirt", error))
 }
 
 fn failed(what: &str, error: libvirt::Failure) -> Error {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use api::launcher::capabilities::{CAPABILITIES, Capabilities};
 use api::launcher::{Answer, Cause, Status};
 
 use crate::support::program;
@@ -53,6 +54,12 @@ fn capabilities_are_made_once_and_used_by_every_start() {
     assert!(told.contains("once for this machine: some seconds"), "{told}");
     let (code, said, told) = run(&["capabilities", path]);
     assert_eq!((code, said.as_str(), told.as_str()), (Some(0), "already there\n", ""));
+    let report: Capabilities =
+        serde_json::from_slice(&fs::read(cache.path().join(CAPABILITIES)).unwrap()).unwrap();
+    assert!(report.machines.iter().any(|machine| machine == "q35"), "{report:?}");
+    let emulation = report.emulation.expect("emulation works everywhere");
+    assert!(emulation.models.iter().any(|model| model == "qemu64"), "{emulation:?}");
+    assert!(emulation.host_model.is_some() && emulation.features.len() > 20, "{emulation:?}");
     let launcher = Launcher::start(&[], Some(cache.path()));
     launcher.launch(&launcher.document(HALTS));
     assert!(!launcher.log().contains("some seconds"), "{}", launcher.log());

@@ -2,6 +2,7 @@
 //!
 //! Not here: what is done with a guest ([`super::guest`]).
 
+mod features;
 mod sys;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use api::launcher::{Cause, PauseReason, State};
 use super::Notice as ToWorker;
 use crate::folder::Folder;
 
+pub(super) use features::capabilities;
 pub(crate) use sys::{Connection, Domain};
 
 /// An error of libvirt.

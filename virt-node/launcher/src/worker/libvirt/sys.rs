@@ -48,7 +48,9 @@ functions! { Libvirt from "libvirt.so.0\0":
     virConnectOpen(*const c_char) -> Object;
     virConnectDomainEventRegisterAny(Object, Object, c_int, Callback, Object, Option<Callback>) -> c_int;
     virConnectListAllDomains(Object, *mut *mut Object, c_uint) -> c_int;
+    virConnectGetCapabilities(Object) -> *mut c_char;
     virConnectGetDomainCapabilities(Object, *const c_char, *const c_char, *const c_char, *const c_char, c_uint) -> *mut c_char;
+    virConnectBaselineHypervisorCPU(Object, *const c_char, *const c_char, *const c_char, *const c_char, *const *const c_char, c_uint, c_uint) -> *mut c_char;
     virDomainCreateXML(Object, *const c_char, c_uint) -> Object;
     virDomainFree(Object) -> c_int;
     virDomainGetState(Object, *mut c_int, *mut c_int, c_uint) -> c_int;
@@ -79,6 +81,9 @@ functions! { LibvirtQemu from "libvirt-qemu.so.0\0":
     virDomainQemuAgentCommand(Object, *const c_char, c_int, c_uint) -> *mut c_char;
     virConnectDomainQemuMonitorEventRegister(Object, Object, *const c_char, MonitorEvent, Object, Option<Callback>, c_uint) -> c_int;
 }
+
+/// virConnectBaselineCPUFlags.
+const EXPAND_FEATURES: c_uint = 1;
 
 /// Why the dynamic linker refused.
 fn refused(what: &str) -> Failure {
@@ -235,18 +240,48 @@ impl Connection {
         Ok(())
     }
 
-    /// The features of an emulator, as XML: probed if unknown.
-    pub(crate) fn capabilities(&self, emulator: &str) -> Result<String, Failure> {
-        let emulator = text(emulator)?;
+    /// The host and its emulators, as XML.
+    pub(crate) fn capabilities(&self) -> Result<String, Failure> {
+        // SAFETY: the answer is ours to free.
+        unsafe {
+            let answer = (self.libvirt.virConnectGetCapabilities)(self.object.as_ptr());
+            self.taken(answer)
+        }
+    }
+
+    /// The features of an emulator with a kind of domain (`kvm` or `qemu`), as XML: probed if unknown.
+    pub(crate) fn domain_capabilities(&self, emulator: &str, kind: &str) -> Result<String, Failure> {
+        let (emulator, machine, kind) = (text(emulator)?, text("q35")?, text(kind)?);
         // SAFETY: texts are valid or null; the answer is ours to free.
         unsafe {
             let answer = (self.libvirt.virConnectGetDomainCapabilities)(
                 self.object.as_ptr(),
                 emulator.as_ptr(),
                 null(),
-                null(),
-                null(),
+                machine.as_ptr(),
+                kind.as_ptr(),
                 0,
+            );
+            self.taken(answer)
+        }
+    }
+
+    /// A processor (XML) with all of its features, as XML.
+    pub(crate) fn expanded(&self, emulator: &str, kind: &str, processor: &str) -> Result<String, Failure> {
+        let (emulator, machine, kind) = (text(emulator)?, text("q35")?, text(kind)?);
+        let processor = text(processor)?;
+        let all = [processor.as_ptr()];
+        // SAFETY: texts are valid or null, and there is one processor; the answer is ours to free.
+        unsafe {
+            let answer = (self.libvirt.virConnectBaselineHypervisorCPU)(
+                self.object.as_ptr(),
+                emulator.as_ptr(),
+                null(),
+                machine.as_ptr(),
+                kind.as_ptr(),
+                all.as_ptr(),
+                1,
+                EXPAND_FEATURES,
             );
             self.taken(answer)
         }
