@@ -1,4 +1,5 @@
-//! Where a launcher pod may run, and how it is found on the network: fields that an instance shares with pods.
+//! Where a launcher pod may run, and how it is found on the network: fields that an instance shares with pods, and labels of
+//! nodes that can run its guest, which virt-agent sets. With emulation those are the emulator's.
 
 use api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::{Value, json};
@@ -15,6 +16,9 @@ const SHARED: [&str; 7] = [
     "dnsPolicy",
     "dnsConfig",
 ];
+
+/// Models of processors that every node has in its own way.
+const OF_EVERY_NODE: [&str; 3] = ["", "host-model", "host-passthrough"];
 
 /// Adds selectors and shared fields to a pod's spec. `raw` is the instance's spec.
 ///
@@ -50,6 +54,19 @@ pub(super) fn place(
         let problem =
             format!("{model} is in obsoleteCPUModels of the KubeVirt object: give the VM a newer model");
         return Err(Unsupported::field("spec.domain.cpu.model", problem));
+    }
+    let mut select =
+        |kind: &str, name: &str| selector[format!("{kind}.node.kubevirt.io/{name}")] = json!("true");
+    if !OF_EVERY_NODE.contains(&model) {
+        select("cpu-model", model);
+    }
+    for feature in cpu.iter().flat_map(|cpu| &cpu.features) {
+        if matches!(feature.policy.as_deref(), None | Some("" | "require")) {
+            select("cpu-feature", &feature.name);
+        }
+    }
+    if let Some(machine) = spec.domain.machine.as_ref().filter(|machine| !machine.kind.is_empty()) {
+        select("machine-type", &machine.kind);
     }
     pod["nodeSelector"] = selector;
     Ok(())

@@ -191,6 +191,34 @@ fn annotations_of_instances_reach_the_pod_unless_they_are_about_the_object() {
 }
 
 #[test]
+fn pods_go_to_nodes_with_the_model_the_features_and_the_machine_type() {
+    let features = json!([
+        {"name": "vmx"}, {"name": "aes", "policy": "require"}, {"name": "x2apic", "policy": "optional"},
+        {"name": "avx", "policy": "disable"}, {"name": "pku", "policy": "forbid"}, {"name": "sse", "policy": "force"},
+    ]);
+    for (domain, wanted) in [
+        (json!({}), vec![]),
+        (json!({"cpu": {"model": "host-model"}}), vec![]),
+        (json!({"cpu": {"model": "host-passthrough"}}), vec![]),
+        (json!({"cpu": {"model": "Penryn"}}), vec!["cpu-model.node.kubevirt.io/Penryn"]),
+        (
+            json!({"cpu": {"features": features}}),
+            vec!["cpu-feature.node.kubevirt.io/aes", "cpu-feature.node.kubevirt.io/vmx"],
+        ),
+        (json!({"machine": {"type": "pc-q35-9.0"}}), vec!["machine-type.node.kubevirt.io/pc-q35-9.0"]),
+        (json!({"machine": {"type": ""}}), vec![]),
+    ] {
+        let mut spec = json!({"domain": memory("1Gi")});
+        spec["domain"].as_object_mut().unwrap().extend(domain.as_object().unwrap().clone());
+        let made = pod(&instance(&spec), &settings(), Purpose::Guest, &FACTS).unwrap();
+        let selector = made["spec"]["nodeSelector"].as_object().unwrap();
+        let found: Vec<&str> =
+            selector.keys().map(String::as_str).filter(|name| name.contains(".node.kubevirt.io/")).collect();
+        assert_eq!(found, wanted, "{domain}");
+    }
+}
+
+#[test]
 fn settings_of_the_platform_reach_the_pod() {
     let spec = json!({"domain": {"memory": {"guest": "1Gi"}, "cpu": {"model": "Penryn"}}});
     let made = |settings: &Settings| pod(&instance(&spec), settings, Purpose::Guest, &FACTS);
