@@ -38,6 +38,11 @@ pub fn image_container(volume: &str) -> String {
     format!("volume{volume}")
 }
 
+/// Mount point of an image, where the kubelet mounts it in place of such a container.
+pub fn image_directory(volume: &str) -> String {
+    format!("{PRIVATE}/images/{volume}")
+}
+
 /// Mount point of a claim with a filesystem.
 pub fn claim_directory(volume: &str) -> String {
     format!("{PRIVATE}/vmi-disks/{volume}")

@@ -6,7 +6,7 @@
 //! | container | image | what it does |
 //! |---|---|---|
 //! | `compute` | launcher | runs the guest |
-//! | `volume<NAME>` | the user's | keeps the image of a containerDisk, or of a kernel, open for virt-agent |
+//! | `volume<NAME>` | the user's | keeps the image of a containerDisk, or of a kernel, open for virt-agent; with the gate `ImageVolume` the kubelet mounts the image instead |
 //! | `container-disk-binary` (init) | launcher | copies the program of the former |
 //! | `guest-console-log` (sidecar) | launcher | prints what the guest writes to its serial console |
 //!
@@ -70,6 +70,8 @@ pub(super) struct Settings {
     pub(super) memory_overcommit: u32,
     /// Running instances follow sockets, memory and placement of their VMs (`vmRolloutStrategy` is not `Stage`).
     pub(super) live_update: bool,
+    /// The kubelet mounts images of containerDisks and kernels (feature gate `ImageVolume`).
+    pub(super) image_volumes: bool,
     /// No annotations with Velero's hooks ([`SKIP_HOOKS`] of the KubeVirt object).
     pub(super) skip_backup_hooks: bool,
     /// Serial consoles of guests that leave it open are logged (`virtualMachineOptions.disableSerialConsoleLog` is not set).
@@ -94,6 +96,7 @@ impl Default for Settings {
             cpu_allocation_ratio: 10,
             memory_overcommit: 100,
             live_update: true,
+            image_volumes: false,
             skip_backup_hooks: false,
             console_log: true,
             runtime_class: None,

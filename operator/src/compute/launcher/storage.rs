@@ -1,5 +1,5 @@
-//! Volumes of a launcher pod: its own directories, the instance's claims, Secrets, ConfigMaps and token, and the containers
-//! that hold containerDisks and kernels.
+//! Volumes of a launcher pod: its own directories, the instance's claims, Secrets, ConfigMaps and token, and containerDisks
+//! and kernels: images that the kubelet mounts, or containers that hold them.
 
 use std::collections::BTreeSet;
 
@@ -66,12 +66,12 @@ pub(super) fn storage(
         }
         if purpose == Purpose::Guest {
             storage.files(index, volume);
-            storage.container_disk(volume);
+            storage.container_disk(volume, settings);
             storage.token(volume);
         }
     }
     if purpose == Purpose::Guest {
-        storage.kernel(object);
+        storage.kernel(object, settings);
         storage.credentials(raw);
         storage.binary(settings);
     }
@@ -187,18 +187,18 @@ impl Storage {
         }
     }
 
-    fn container_disk(&mut self, volume: &Volume) {
+    fn container_disk(&mut self, volume: &Volume, settings: &Settings) {
         let Some(disk) = &volume.container_disk else { return };
         let (policy, secret) = (disk.image_pull_policy.as_ref(), disk.image_pull_secret.as_ref());
-        self.image(&volume.name, &disk.image, policy, secret);
+        self.image(settings, &volume.name, &disk.image, policy, secret);
     }
 
     /// The image with the guest's kernel.
-    fn kernel(&mut self, object: &VirtualMachineInstance) {
+    fn kernel(&mut self, object: &VirtualMachineInstance, settings: &Settings) {
         let boot = object.spec.domain.firmware.as_ref().and_then(|firmware| firmware.kernel_boot.as_ref());
         let Some(kernel) = boot.and_then(|boot| boot.container.as_ref()) else { return };
         let (policy, secret) = (kernel.image_pull_policy.as_ref(), kernel.image_pull_secret.as_ref());
-        self.image(pod::KERNEL_VOLUME, &kernel.image, policy, secret);
+        self.image(settings, pod::KERNEL_VOLUME, &kernel.image, policy, secret);
     }
 
     /// The token of a ServiceAccount as the kubelet gives it to pods, to container `compute` alone: containers of users'
@@ -228,8 +228,27 @@ impl Storage {
         self.mounts.push(json!({"name": name, "mountPath": pod::STATE}));
     }
 
-    /// A container that keeps an image open.
-    fn image(&mut self, volume: &str, image: &str, policy: Option<&String>, secret: Option<&String>) {
+    /// An image: a volume where the kubelet mounts it, else a container that keeps it open.
+    fn image(
+        &mut self,
+        settings: &Settings,
+        volume: &str,
+        image: &str,
+        policy: Option<&String>,
+        secret: Option<&String>,
+    ) {
+        self.pull_secrets.extend(secret.cloned());
+        if settings.image_volumes {
+            let name = name_in_pod(volume);
+            let mut source = json!({"reference": image});
+            if let Some(policy) = policy {
+                source["pullPolicy"] = json!(policy);
+            }
+            self.volumes.push(json!({"name": name, "image": source}));
+            let path = pod::image_directory(volume);
+            self.mounts.push(json!({"name": name, "mountPath": path, "readOnly": true}));
+            return;
+        }
         let mut container = json!({
             "name": pod::image_container(volume),
             "image": image,
@@ -241,7 +260,6 @@ impl Storage {
         if let Some(policy) = policy {
             container["imagePullPolicy"] = json!(policy);
         }
-        self.pull_secrets.extend(secret.cloned());
         self.containers.push(container);
     }
 

@@ -39,6 +39,7 @@ fn memory(size: &str) -> Value {
 /// Name, spec, settings, purpose.
 fn shapes() -> Vec<(&'static str, Value, Settings, Purpose)> {
     let guest = |name, spec| (name, spec, settings(), Purpose::Guest);
+    let mounted = Settings { image_volumes: true, ..settings() };
     let kvm = Settings { emulation: false, pull_policy: Some("Always".into()), ..settings() };
     let two_disks = json!({
         "domain": memory("1Gi"),
@@ -64,6 +65,19 @@ fn shapes() -> Vec<(&'static str, Value, Settings, Purpose)> {
                     {"name": "tools", "containerDisk": {"image": "registry/tools:1", "imagePullPolicy": "Never"}},
                 ],
             }),
+        ),
+        (
+            "image-volumes",
+            json!({
+                "domain": {"memory": {"guest": "256Mi"}, "firmware": {"kernelBoot": {"container": {
+                    "image": "registry/kernel:1", "kernelPath": "/boot/vmlinuz"}}}},
+                "volumes": [
+                    {"name": "os", "containerDisk": {"image": "registry/fedora:40", "imagePullSecret": "login"}},
+                    {"name": "private", "containerDisk": {"image": "registry/tools:1", "imagePullPolicy": "Never"}},
+                ],
+            }),
+            mounted,
+            Purpose::Guest,
         ),
         guest(
             "files",

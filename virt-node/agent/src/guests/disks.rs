@@ -22,7 +22,7 @@ use super::qcow2::{self, Image};
 use crate::error::{Error, Kind, Result};
 use crate::pods::disk::Disk;
 use crate::pods::mount::Access;
-use crate::pods::process::{self, Process};
+use crate::pods::process::{self, Process, Root};
 use crate::pods::{PodDirectory, devices, mount};
 
 /// The emptyDir of overlays and empty disks.
@@ -74,23 +74,35 @@ pub(crate) fn kernel(
 ) -> Result<()> {
     let boot = instance.spec.domain.firmware.as_ref().and_then(|firmware| firmware.kernel_boot.as_ref());
     let Some(asked) = boot.and_then(|boot| boot.container.as_ref()) else { return Ok(()) };
-    let container = holder(place::KERNEL_VOLUME, directory, pod)?;
+    let (holder, image) = image(place::KERNEL_VOLUME, directory, pod, launcher)?;
+    let holder = holder.as_ref().unwrap_or(launcher);
     for (path, name) in [(&asked.kernel_path, place::KERNEL), (&asked.initrd_path, place::INITRD)] {
         let Some(path) = path else { continue };
         let named = |error: Error| error.context(format!("{path} of {} cannot be used", asked.image));
-        let file = mount::container_disk(&container, Some(path)).map_err(named)?;
-        mount::show(&file, Access::Read, &container, launcher, place::CONTAINER_DISKS, name)?;
+        let file = mount::container_disk(&image, Some(path)).map_err(named)?;
+        mount::show(&file, Access::Read, holder, launcher, place::CONTAINER_DISKS, name)?;
     }
     Ok(())
 }
 
-/// The process of the container that keeps the image of a volume open.
-fn holder(volume: &str, directory: &PodDirectory, pod: &Pod) -> Result<Process> {
+/// The image of a volume, and the process of the container that keeps it open; without one the kubelet mounted the image
+/// into the launcher's container.
+fn image(
+    volume: &str,
+    directory: &PodDirectory,
+    pod: &Pod,
+    launcher: &Process,
+) -> Result<(Option<Process>, Root)> {
     let container = place::image_container(volume);
+    if !pod.container_names.contains(&container) {
+        return Ok((None, launcher.root()?.at(&place::image_directory(volume))?));
+    }
     let id = pod.containers.get(&container).ok_or_else(|| {
         Error::new(Kind::Launcher, format!("container {container} of pod {} does not run", pod.name))
     })?;
-    process::of_container(id, directory.uid())
+    let holder = process::of_container(id, directory.uid())?;
+    let root = holder.root()?;
+    Ok((Some(holder), root))
 }
 
 /// The disk of a volume that comes and goes, shown to the launcher. `claim`: what the operator reports of its claim.
@@ -253,8 +265,7 @@ impl Disks<'_> {
             Some(disk) => disk,
             None => {
                 blank(&self.launcher.directory(&place::claim_directory(name))?, info)?;
-                let missing =
-                    || Error::new(Kind::System, format!("{} was removed", place::claim_file(name)));
+                let missing = || Error::new(Kind::System, format!("{} was removed", place::claim_file(name)));
                 placed(name, self.launcher)?.ok_or_else(missing)?
             }
         };
@@ -266,15 +277,16 @@ impl Disks<'_> {
 
     /// The image of a containerDisk, shown to the launcher, and how large a guest sees it.
     fn container(&self, index: usize, name: &str, path: Option<&str>) -> Result<(Backend, u64)> {
-        let container = holder(name, self.directory, self.pod)?;
-        let disk = mount::container_disk(&container, path)?;
+        let (holder, image) = image(name, self.directory, self.pod, self.launcher)?;
+        let holder = holder.as_ref().unwrap_or(self.launcher);
+        let disk = mount::container_disk(&image, path)?;
         let mut file =
             disk.open(false).map_err(|error| Error::system("cannot open the image's disk", error))?;
         let image = judged(&mut file)?;
         mount::show(
             &disk,
             Access::Read,
-            &container,
+            holder,
             self.launcher,
             place::CONTAINER_DISKS,
             &format!("disk_{index}.img"),

@@ -1,6 +1,6 @@
 //! The part of a launcher pod that the agent keeps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -26,6 +26,8 @@ pub(crate) struct Pod {
     pub(crate) ended: Option<i32>,
     /// Ids of its running containers, by name, without the runtime's prefix.
     pub(crate) containers: BTreeMap<String, String>,
+    /// Names of all of its containers, whether or not they run.
+    pub(crate) container_names: BTreeSet<String>,
     /// Volumes by the names of the Secrets in them.
     pub(crate) secrets: BTreeMap<String, String>,
     /// Volumes by the names of the ConfigMaps in them.
@@ -241,6 +243,7 @@ impl From<&Written> for Pod {
             host_network: spec.host_network,
             ended,
             containers: running.collect(),
+            container_names: spec.containers.iter().map(|one| one.name.clone()).collect(),
             devices: devices.collect(),
             secrets: secrets.collect(),
             config_maps: config_maps.collect(),
@@ -306,6 +309,7 @@ mod tests {
             pod.containers,
             BTreeMap::from([("compute".into(), "c1".into()), ("volumea".into(), "c2".into())])
         );
+        assert!(pod.container_names.iter().eq(["compute", "volumea"]));
         assert!(pod.has_device("tun") && !pod.has_device("kvm"));
         assert_eq!(pod.secrets["user"], "cloud");
         assert_eq!(pod.config_maps["map"], "files");

@@ -16,7 +16,7 @@ use rustix::process::fchdir;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::disk::Disk;
-use super::process::Process;
+use super::process::{Process, Root};
 use crate::error::{Error, Kind, Result};
 use crate::sys;
 
@@ -148,7 +148,7 @@ fn put(mount: &OwnedFd, directory: &str, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// There is none, several, or it is not a regular file.
-pub(crate) fn container_disk(container: &Process, path: Option<&str>) -> Result<Disk> {
+pub(crate) fn container_disk(image: &Root, path: Option<&str>) -> Result<Disk> {
     let wrong = |text: String| Error::new(Kind::Content, text);
     let (directory, name) = match path {
         Some(path) => {
@@ -156,10 +156,10 @@ pub(crate) fn container_disk(container: &Process, path: Option<&str>) -> Result<
             let parent = path.parent().and_then(Path::to_str).filter(|parent| !parent.is_empty());
             let name = path.file_name().and_then(|name| name.to_str());
             let name = name.ok_or_else(|| wrong(format!("{} is not the path of a disk", path.display())))?;
-            (container.directory(parent.unwrap_or("/"))?, name.to_owned())
+            (image.directory(parent.unwrap_or("/"))?, name.to_owned())
         }
         None => {
-            let directory = container.directory("/disk")?;
+            let directory = image.directory("/disk")?;
             let mut files = Vec::new();
             for entry in directory.entries()?.into_iter().filter(|entry| !entry.is_dir) {
                 if directory.stat(&entry.name)?.is_some_and(|facts| dir::is_file(&facts)) {
@@ -182,5 +182,46 @@ pub(crate) fn container_disk(container: &Process, path: Option<&str>) -> Result<
         Some(disk) if !disk.block => Ok(disk),
         Some(_) => Err(Error::new(Kind::Untrusted, format!("{name} in the image is a device"))),
         None => Err(wrong(format!("the image has no file {name}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Read;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// An image as the kubelet mounts it into a container.
+    #[test]
+    fn disk_of_an_image_is_found_inside_it() {
+        let container = tempfile::tempdir().unwrap();
+        let image = container.path().join("images/os");
+        fs::create_dir_all(image.join("disk")).unwrap();
+        fs::create_dir_all(image.join("boot")).unwrap();
+        fs::write(container.path().join("secret"), "of the pod").unwrap();
+        fs::write(image.join("boot/vmlinuz"), "kernel").unwrap();
+        symlink("/boot", image.join("linked")).unwrap();
+        symlink("/secret", image.join("boot/secret")).unwrap();
+        symlink("../..", image.join("out")).unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let root = Process::open(own).unwrap().unwrap().root().unwrap();
+        let root = root.at(image.to_str().unwrap()).unwrap();
+        let content = |path: Option<&str>| -> Result<String> {
+            let mut text = String::new();
+            container_disk(&root, path)?.open(false).unwrap().read_to_string(&mut text).unwrap();
+            Ok(text)
+        };
+        assert!(content(None).unwrap_err().chain().contains("no file in /disk"));
+        fs::write(image.join("disk/one.img"), "a disk").unwrap();
+        assert_eq!(content(None).unwrap(), "a disk");
+        fs::write(image.join("disk/two.img"), "another").unwrap();
+        assert!(content(None).unwrap_err().chain().contains("several files"));
+        assert_eq!(content(Some("/disk/two.img")).unwrap(), "another");
+        assert_eq!(content(Some("/linked/vmlinuz")).unwrap(), "kernel");
+        for outside in ["/boot/secret", "/out/secret", "/../../secret", "/disk"] {
+            assert!(content(Some(outside)).is_err(), "{outside}");
+        }
     }
 }

@@ -90,13 +90,20 @@ impl Process {
             .map_err(|error| Error::system(format!("cannot open {name} of process {}", self.number), error))
     }
 
+    /// Its root.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(crate) fn root(&self) -> Result<Root> {
+        self.namespace("root", OFlags::PATH | OFlags::DIRECTORY).map(Root)
+    }
+
     /// A directory as the process sees it. Symbolic links on the way are followed inside its root, never out of it.
     ///
     /// # Errors
     /// There is none, or the process is gone.
     pub(crate) fn directory(&self, path: &str) -> Result<Dir> {
-        let opened = self.beneath_root(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok(Dir::from_fd(opened, path))
+        self.root()?.directory(path)
     }
 
     /// A file or device as the process sees it, without opening it.
@@ -104,15 +111,37 @@ impl Process {
     /// # Errors
     /// There is none, or the process is gone.
     pub(crate) fn file(&self, path: &str) -> Result<OwnedFd> {
-        self.beneath_root(path, OFlags::PATH | OFlags::NOFOLLOW)
+        self.root()?.open(path, OFlags::PATH | OFlags::NOFOLLOW)
+    }
+}
+
+/// A directory beneath which paths are resolved as if it were the root: a container's, or an image's in a container.
+#[derive(Debug)]
+pub(crate) struct Root(OwnedFd);
+
+impl Root {
+    /// The directory at `path` as a root of its own.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn at(&self, path: &str) -> Result<Self> {
+        self.open(path, OFlags::PATH | OFlags::DIRECTORY).map(Self)
     }
 
-    fn beneath_root(&self, path: &str, flags: OFlags) -> Result<OwnedFd> {
-        let root = self.namespace("root", OFlags::PATH | OFlags::DIRECTORY)?;
+    /// A directory. Symbolic links on the way are followed inside the root, never out of it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn directory(&self, path: &str) -> Result<Dir> {
+        let opened = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(Dir::from_fd(opened, path))
+    }
+
+    fn open(&self, path: &str, flags: OFlags) -> Result<OwnedFd> {
         let failed = |error: Errno| Error::system(format!("cannot open {path} in the container"), error);
         loop {
             let opened = openat2(
-                &root,
+                &self.0,
                 path,
                 flags | OFlags::CLOEXEC,
                 Mode::empty(),
