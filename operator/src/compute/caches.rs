@@ -41,6 +41,8 @@ const SNAPSHOT_CLASSES: Resource =
 pub(super) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 /// Selects launcher pods.
 pub(super) const LAUNCHERS: &str = "kubevirt.io=virt-launcher";
+/// Annotation of a launcher pod with the instance's name.
+const DOMAIN: &str = "kubevirt.io/domain";
 /// Selects attachment pods.
 const ATTACHMENTS: &str = "kubevirt.io=hotplug-disk";
 
@@ -163,8 +165,10 @@ impl Caches {
         let pods = pods
             .on_change(move |change| {
                 for pod in [change.before, change.after].into_iter().flatten() {
-                    if let Some(owner) = pod.metadata.controller() {
-                        feed.instances.add(Key::new(&pod.metadata.namespace, &owner.name));
+                    // One that was orphaned has no owner.
+                    let owner = pod.metadata.controller().map(|owner| owner.name.as_str());
+                    if let Some(name) = owner.or_else(|| pod.metadata.annotation(DOMAIN)) {
+                        feed.instances.add(Key::new(&pod.metadata.namespace, name));
                     }
                 }
             })

@@ -5,7 +5,8 @@
 //! - The node agent changes nothing of a pod but the annotation network-status, on its own node.
 //! - The node agent writes only claims, volumes, snapshots and capacities that the labels of its node are on; it takes a
 //!   content of a snapshot that the operator offers to all nodes.
-//! - Only the operator makes pods that count as launchers.
+//! - Only the operator makes pods that count as launchers, and changes what identifies them: a launcher that is not found
+//!   any more would be replaced while its guest still writes to its disks.
 
 use serde_json::{Value, json};
 
@@ -180,6 +181,75 @@ fn volumes(agent: &Value, node: &Value) -> Vec<Value> {
     all
 }
 
+/// The policy of pods that count as launchers: by these labels, annotations and owners operator and agent find the pod of a
+/// guest and the pods of its volumes. The kubelet and network plugins change other fields, the namespace controller deletes.
+fn launchers(settings: &Settings) -> [Value; 2] {
+    const LABELS: [&str; 2] = ["kubevirt.io", "kubevirt.io/created-by"];
+    const ANNOTATIONS: [&str; 5] = [
+        "kubevirt.io/domain",
+        "kubevirt.io/ephemeral-provisioning",
+        "kubevirt.io/owner-vmi-name",
+        "kubevirt.io/owner-vmi-uid",
+        "ferrovirt.io/volume",
+    ];
+    let is_launcher = |object: &str| {
+        format!("{object}.metadata.?labels[?'kubevirt.io'].orValue('') in ['virt-launcher', 'hotplug-disk']")
+    };
+    let was_launcher = format!("request.operation == 'UPDATE' && {}", is_launcher("oldObject"));
+    let same = |field: &str, names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|name| format!("'{name}'")).collect();
+        format!(
+            "[{}].all(name, object.metadata.?{field}[?name] == oldObject.metadata.?{field}[?name])",
+            names.join(", "),
+        )
+    };
+    let owners = |object: &str| format!("{object}.metadata.?ownerReferences.orValue([])");
+    // Its account, and its user where the controllers have no accounts of their own.
+    let collector = "request.userInfo.username in ['system:serviceaccount:kube-system:generic-garbage-collector', \
+                     'system:kube-controller-manager']";
+    let identity =
+        "labels, annotations and owners by which a launcher pod is found are changed by the operator only";
+    let [labels, annotations] = [same("labels", &LABELS), same("annotations", &ANNOTATIONS)];
+    policy(
+        "ferrovirt-operator-makes-launchers",
+        &json!({
+            "apiGroups": [""],
+            "apiVersions": ["*"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": ["pods", "pods/status"],
+        }),
+        &json!([
+            {"name": "launcher", "expression": format!("{} || ({was_launcher})", is_launcher("object"))},
+            {
+                "name": "others",
+                "expression": format!("request.userInfo.username != '{}'", settings.user(OPERATOR)),
+            },
+        ]),
+        &json!([]),
+        &json!([
+            {
+                "expression": was_launcher,
+                "message": "pods with the label kubevirt.io=virt-launcher or hotplug-disk are made by the operator only",
+                "reason": "Forbidden",
+            },
+            {
+                "expression": format!("!({was_launcher}) || ({labels} && {annotations})"),
+                "message": identity,
+                "reason": "Forbidden",
+            },
+            {
+                "expression": format!(
+                    "!({was_launcher}) || {} == {} || {collector}",
+                    owners("object"),
+                    owners("oldObject"),
+                ),
+                "message": identity,
+                "reason": "Forbidden",
+            },
+        ]),
+    )
+}
+
 /// All policies.
 pub(super) fn policies(settings: &Settings) -> Vec<Value> {
     let agent = json!([{
@@ -261,30 +331,6 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
         ]),
     ));
     all.extend(volumes(&agent, &node));
-    let is_launcher = |object: &str| {
-        format!("{object}.metadata.?labels[?'kubevirt.io'].orValue('') in ['virt-launcher', 'hotplug-disk']")
-    };
-    all.extend(policy(
-        "ferrovirt-operator-makes-launchers",
-        &json!({
-            "apiGroups": [""],
-            "apiVersions": ["*"],
-            "operations": ["CREATE", "UPDATE"],
-            "resources": ["pods"],
-        }),
-        &json!([
-            {"name": "launcher", "expression": is_launcher("object")},
-            {
-                "name": "new",
-                "expression": format!("request.operation == 'CREATE' || !({})", is_launcher("oldObject")),
-            },
-        ]),
-        &json!([]),
-        &json!([{
-            "expression": format!("request.userInfo.username == '{}'", settings.user(OPERATOR)),
-            "message": "pods with the label kubevirt.io=virt-launcher or hotplug-disk are made by the operator only",
-            "reason": "Forbidden",
-        }]),
-    ));
+    all.extend(launchers(settings));
     all
 }

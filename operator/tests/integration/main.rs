@@ -2,8 +2,14 @@
 //!
 //! One module per subject; `lanes` runs each of them as a process of its own.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod conformance;
+mod lost_pods;
 mod manifests;
+mod policies;
 mod requirements;
+#[expect(dead_code, reason = "the client's own tests use the rest")]
+#[path = "../../../lib/cluster/tests/api_server/server.rs"]
+mod server;
+mod site;

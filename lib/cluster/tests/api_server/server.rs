@@ -26,7 +26,7 @@ pub(crate) struct Server {
 }
 
 /// The program of that name which `make kube` built.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache"));
     let folders = fs::read_dir(cache.join("ferrovirt/kube")).expect("Kubernetes' programs: run `make kube`");
@@ -39,7 +39,7 @@ fn free_port() -> u16 {
 }
 
 /// Starts a program that dies with this process.
-fn start(name: &str, log: &Path, flags: &[String]) -> Child {
+pub(crate) fn start(name: &str, log: &Path, flags: &[String]) -> Child {
     let log = fs::File::options().create(true).append(true).open(log).unwrap();
     Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])

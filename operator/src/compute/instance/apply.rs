@@ -32,6 +32,8 @@ struct Definition {
     metadata: ObjectMeta,
 }
 
+/// Seconds until pods that only the API server has are looked at again.
+const UNSEEN_PODS: u64 = 10;
 const API_VERSION: &str = "kubevirt.io/v1";
 const KIND: &str = "VirtualMachineInstance";
 
@@ -76,27 +78,46 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         observed.pods = own(&instance, listed.iter());
         observed.pods_confirmed = true;
         planned = plan(&observed);
+        if !observed.pods.is_empty() {
+            // The cache does not have them, so that no change of them brings the instance back.
+            planned.steps.push(Step::Wait(observed.now.saturating_add(UNSEEN_PODS)));
+        }
     }
     let volumes = hotplug::extend(&observed, &mut planned);
     act(context, key, &observed, &planned, &volumes).await
 }
 
-/// Pods that were created for the instance: labels alone can be set by others.
-pub(in crate::compute) fn own<'a>(instance: &Instance, pods: impl Iterator<Item = &'a Pod>) -> Vec<&'a Pod> {
+/// Names of the pods of an instance.
+fn names(instance: &Instance) -> [String; 2] {
     let meta = &instance.metadata;
-    let names = [Purpose::Guest, Purpose::Provision]
-        .map(|purpose| launcher::pod_name(&meta.name, &meta.uid, purpose));
+    [Purpose::Guest, Purpose::Provision].map(|purpose| launcher::pod_name(&meta.name, &meta.uid, purpose))
+}
+
+/// Pods that were created for the instance: by their name, and the owner or the label. Deleting an instance with
+/// `--cascade=orphan` takes the owner from its pod while the guest runs.
+pub(in crate::compute) fn own<'a>(instance: &Instance, pods: impl Iterator<Item = &'a Pod>) -> Vec<&'a Pod> {
+    let uid = instance.metadata.uid.as_str();
+    let names = names(instance);
     pods.filter(|pod| {
-        names.contains(&pod.metadata.name)
-            && pod.metadata.controller().is_some_and(|owner| owner.uid == meta.uid)
+        let owned = pod.metadata.controller().is_some_and(|owner| owner.uid == uid);
+        names.contains(&pod.metadata.name) && (owned || pod.created_by() == Some(uid))
     })
     .collect()
 }
 
+/// The pods of an instance at the API server: those with its labels, and those with its pods' names, because labels can be
+/// lost and names cannot.
 async fn list(client: &Client, instance: &Instance) -> cluster::Result<Vec<Pod>> {
     let meta = &instance.metadata;
     let selector = format!("{LAUNCHERS},kubevirt.io/created-by={}", meta.uid);
-    client.list(PODS, &Scope::all().namespace(&meta.namespace).labels(&selector)).await
+    let mut pods: Vec<Pod> =
+        client.list(PODS, &Scope::all().namespace(&meta.namespace).labels(&selector)).await?;
+    for name in names(instance) {
+        if !pods.iter().any(|pod| pod.metadata.name == name) {
+            pods.extend(client.find(PODS, &Key::new(&meta.namespace, &name)).await?);
+        }
+    }
+    Ok(pods)
 }
 
 async fn act(
