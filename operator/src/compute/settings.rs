@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::context::Context;
 use super::launcher::{SKIP_HOOKS, Settings};
+use crate::view::{Age, oldest};
 
 /// The feature gate of images that the kubelet mounts.
 const IMAGE_VOLUME: &str = "ImageVolume";
@@ -27,6 +28,8 @@ pub(super) struct KubeVirt {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 struct Metadata {
+    #[serde(flatten)]
+    age: Age,
     annotations: BTreeMap<String, String>,
 }
 
@@ -79,12 +82,11 @@ pub(super) fn follow(client: &Client) -> Cache<KubeVirt> {
     Cache::<KubeVirt>::builder().start::<KubeVirt>(client, KUBEVIRTS, &Scope::all())
 }
 
-/// The present settings: `base`, overridden by the KubeVirt object. There is one in a cluster; of several the first by name
+/// The present settings: `base`, overridden by the KubeVirt object. There is one in a cluster; of several the oldest
 /// counts.
 pub(super) fn merged(base: &Settings, configuration: &Cache<KubeVirt>) -> Settings {
-    let all = configuration.all();
-    let first = all.iter().min_by(|(one, _), (other, _)| one.cmp(other));
-    first.map_or_else(|| base.clone(), |(_, object)| over(base, object))
+    let first = oldest(configuration.all(), |(_, object)| &object.metadata.age);
+    first.map_or_else(|| base.clone(), |(_, object)| over(base, &object))
 }
 
 /// A text that is not empty.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::endpoints::Endpoints;
 use super::plan::{self, Action, Component, Observed, ObservedOwner, Side, State};
 use super::status;
+use crate::view::{Age, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 const CDIS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis");
@@ -29,7 +30,7 @@ const RECOUNT: Duration = Duration::from_secs(2);
 /// An object `KubeVirt` or `CDI`, as the cache keeps it.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Platform {
-    created: String,
+    age: Age,
     uid: String,
     generation: i64,
     finalizers: Vec<String>,
@@ -46,7 +47,7 @@ struct Platform {
 impl Platform {
     fn new(meta: &ObjectMeta, strategy: Option<&str>) -> Self {
         Self {
-            created: meta.creation_timestamp.clone().unwrap_or_default(),
+            age: Age::from(meta),
             uid: meta.uid.clone().unwrap_or_default(),
             generation: meta.generation.and_then(|number| i64::try_from(number).ok()).unwrap_or(0),
             finalizers: meta.finalizers.clone(),
@@ -221,11 +222,8 @@ impl Controller {
     async fn reconcile(&self, side: Side, key: &Key) -> Result<Outcome> {
         let (cache, resource) = self.objects(side);
         let Some(object) = cache.get(key) else { return Ok(Outcome::Done) };
-        let older = cache
-            .all()
-            .into_iter()
-            .filter(|(_, other)| (&other.created, &other.uid) < (&object.created, &object.uid))
-            .min_by_key(|(_, other)| (other.created.clone(), other.uid.clone()))
+        let older = oldest(cache.all(), |(_, other)| &other.age)
+            .filter(|(_, other)| other.age < object.age)
             .map(|(key, _)| key.name().to_owned());
         let observed = Observed {
             object: ObservedOwner {

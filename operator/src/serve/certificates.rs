@@ -24,6 +24,7 @@ use crate::authority::Keeper;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::health::Health;
+use crate::view::{Age, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 const API_SERVICES: Resource = Resource::cluster("apiregistration.k8s.io", "v1", "apiservices");
@@ -135,8 +136,9 @@ struct StoredCertificates {
 /// Does what is due and publishes it; gives what is to be used.
 async fn reconcile(client: &Client, namespace: &str) -> cluster::Result<StoredCertificates> {
     let front = Front::data(client).await?;
-    let kubevirts: Vec<Value> = client.list(KUBEVIRTS, &Scope::all()).await?;
-    let intervals = lifetimes::intervals(kubevirts.first().unwrap_or(&Value::Null));
+    let kubevirts: Vec<KubeVirt> = client.list(KUBEVIRTS, &Scope::all()).await?;
+    let kubevirt = oldest(kubevirts, |one| &one.metadata);
+    let intervals = lifetimes::intervals(kubevirt.as_ref().map_or(&Value::Null, |one| &one.spec));
     let keeper = Keeper {
         client,
         namespace,
@@ -152,6 +154,14 @@ async fn reconcile(client: &Client, namespace: &str) -> cluster::Result<StoredCe
     }
     inject(client, namespace, &BASE64_STANDARD.encode(store.bundle())).await?;
     Ok(StoredCertificates { store, front })
+}
+
+/// A KubeVirt object, with the settings that its spec may have.
+#[derive(serde::Deserialize)]
+struct KubeVirt {
+    metadata: Age,
+    #[serde(default)]
+    spec: Value,
 }
 
 /// A CustomResourceDefinition, without its schemas.

@@ -13,10 +13,10 @@ use serve::authority::Intervals;
 const SHORTEST: Duration = Duration::from_secs(600);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The intervals that a KubeVirt object asks for. Without any setting: CA 7 days, certificates one day, renewed when a
+/// The intervals that the spec of a KubeVirt object asks for. Without any setting: CA 7 days, certificates one day, renewed when a
 /// fifth is left.
-pub(super) fn intervals(kubevirt: &Value) -> Intervals {
-    let settings = &kubevirt["spec"]["certificateRotateStrategy"]["selfSigned"];
+pub(super) fn intervals(spec: &Value) -> Intervals {
+    let settings = &spec["certificateRotateStrategy"]["selfSigned"];
     let read = |value: &Value| value.as_str().and_then(duration::parse).filter(|time| !time.is_zero());
     let lifetime = |kind: &str, old: &Value, default: Duration| {
         let all = read(&settings[kind]["duration"]).or_else(|| read(old)).unwrap_or(default).max(SHORTEST);
@@ -43,10 +43,10 @@ mod tests {
     use super::*;
 
     fn of(ca: [&str; 2], server: [&str; 2]) -> [u64; 4] {
-        let kubevirt = json!({"spec": {"certificateRotateStrategy": {"selfSigned": {
+        let kubevirt = json!({"certificateRotateStrategy": {"selfSigned": {
             "ca": {"duration": ca[0], "renewBefore": ca[1]},
             "server": {"duration": server[0], "renewBefore": server[1]},
-        }}}});
+        }}});
         let found = intervals(&kubevirt).check().unwrap();
         [found.ca_rotate, found.ca_overlap, found.cert_rotate, found.cert_overlap]
             .map(|time| time.as_secs() / 60)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::resource::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Metadata of an object.
@@ -49,6 +50,27 @@ impl Meta {
     pub(crate) fn controller(&self) -> Option<&Owner> {
         self.owner_references.iter().find(|owner| owner.controller)
     }
+}
+
+/// Place of an object in the order of creation. Of several objects of a kind that is meant to have one, the first is in
+/// effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Age {
+    /// RFC 3339, in UTC and whole seconds: in the order of time.
+    creation_timestamp: Option<String>,
+    uid: Option<String>,
+}
+
+impl From<&ObjectMeta> for Age {
+    fn from(meta: &ObjectMeta) -> Self {
+        Self { creation_timestamp: meta.creation_timestamp.clone(), uid: meta.uid.clone() }
+    }
+}
+
+/// The object in effect among all of its kind: the oldest.
+pub(crate) fn oldest<T>(all: impl IntoIterator<Item = T>, age: impl Fn(&T) -> &Age) -> Option<T> {
+    all.into_iter().min_by(|one, other| age(one).cmp(age(other)))
 }
 
 /// An owner of an object.
@@ -113,6 +135,22 @@ fn decided_on<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Str
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn oldest_object_counts_by_time_and_then_by_uid() {
+        let age = |created: &str, uid: &str| -> Age {
+            serde_json::from_value(json!({"name": "n", "creationTimestamp": created, "uid": uid})).unwrap()
+        };
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
+        for (all, wanted) in [
+            (vec![], None),
+            (vec![age(late, "a"), age(early, "b")], Some(age(early, "b"))),
+            (vec![age(early, "b"), age(late, "a")], Some(age(early, "b"))),
+            (vec![age(early, "d"), age(early, "c")], Some(age(early, "c"))),
+        ] {
+            assert_eq!(oldest(all, |one| one), wanted);
+        }
+    }
 
     #[test]
     fn foreign_annotations_are_not_kept() {

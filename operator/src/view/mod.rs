@@ -15,7 +15,7 @@ mod volume;
 
 pub(crate) use instance::{Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
 pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
-pub(crate) use meta::{Condition, Meta, condition, is_false, is_true};
+pub(crate) use meta::{Age, Condition, Meta, condition, is_false, is_true, oldest};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
 pub(crate) use selector::{selector_text, selects};

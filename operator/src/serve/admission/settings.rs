@@ -6,12 +6,15 @@ use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 use virt::admission::{DefaultBinding, Settings};
 
+use crate::view::{Age, oldest};
+
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
 /// A KubeVirt object, as far as defaults depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Configuration {
+    metadata: Age,
     spec: Spec,
 }
 
@@ -68,10 +71,9 @@ pub(super) fn follow(client: &Client) -> Cache<Configuration> {
     Cache::<Configuration>::builder().start::<Configuration>(client, KUBEVIRTS, &Scope::all())
 }
 
-/// The KubeVirt object now. There is one in a cluster; of several the first by name counts.
+/// The KubeVirt object now. There is one in a cluster; of several the oldest counts.
 fn current(configuration: &Cache<Configuration>) -> Option<Arc<Configuration>> {
-    let all = configuration.all();
-    all.into_iter().min_by(|(one, _), (other, _)| one.cmp(other)).map(|(_, object)| object)
+    oldest(configuration.all(), |(_, object)| &object.metadata).map(|(_, object)| object)
 }
 
 /// The settings now.
