@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::endpoints::Endpoints;
-use super::plan::{self, Action, Component, Observed, ObservedOwner, Side, State};
+use super::plan::{self, Action, Component, Observed, ObservedOwner, Release, Side, State};
 use super::status;
 use crate::view::{Age, oldest};
 
@@ -39,6 +39,8 @@ struct Platform {
     phase: String,
     observed_generation: i64,
     version: String,
+    /// Template of images that was deployed; of `KubeVirt` alone.
+    registry: String,
     conditions: Vec<Condition>,
     /// Settings without an effect.
     without: Vec<String>,
@@ -60,13 +62,20 @@ impl Platform {
 
 impl From<&KubeVirt> for Platform {
     fn from(object: &KubeVirt) -> Self {
-        let KubeVirtStatus { phase, conditions, observed_generation, observed_kube_virt_version, .. } =
-            object.status.clone().unwrap_or_default();
+        let KubeVirtStatus {
+            phase,
+            conditions,
+            observed_generation,
+            observed_kube_virt_version,
+            observed_kube_virt_registry,
+            ..
+        } = object.status.clone().unwrap_or_default();
         Self {
             phase: phase.unwrap_or_default(),
             conditions,
             observed_generation: observed_generation.unwrap_or(0),
             version: observed_kube_virt_version.unwrap_or_default(),
+            registry: observed_kube_virt_registry.unwrap_or_default(),
             without: without(Side::Compute, &object.spec),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
@@ -232,6 +241,9 @@ impl Controller {
                 waits: object.waits,
             },
             older,
+            deployed: (object.phase == "Deployed")
+                .then(|| Release { version: object.version.clone(), registry: object.registry.clone() }),
+            target: self.release(side),
             components: self
                 .deployments
                 .all()
@@ -261,7 +273,12 @@ impl Controller {
         self.report(side, key, &object, &state).await?;
         Ok(match state {
             State::Waiting(_) | State::Removing(_) => Outcome::After(RECOUNT),
-            State::Duplicate(_) | State::Deploying(_) | State::Deployed | State::Removed => Outcome::Done,
+            State::Duplicate(_)
+            | State::Deploying(_)
+            | State::Updating(..)
+            | State::Degraded(_)
+            | State::Deployed
+            | State::Removed => Outcome::Done,
         })
     }
 
@@ -314,11 +331,11 @@ impl Controller {
         let conditions = status::conditions(side, state, &object.without, &object.conditions, &now);
         let phase = status::phase(state).unwrap_or(&object.phase);
         let deployed = *state == State::Deployed;
-        let version = if deployed { self.version.as_str() } else { object.version.as_str() };
+        let before = Release { version: object.version.clone(), registry: object.registry.clone() };
         let generation_seen = side == Side::Storage || object.observed_generation == object.generation;
         if conditions == object.conditions
             && phase == object.phase
-            && version == object.version
+            && (!deployed || before == self.release(side))
             && generation_seen
         {
             return Ok(());
@@ -363,6 +380,15 @@ impl Controller {
             fields.insert("observedVersion", json!(self.version));
         }
         fields
+    }
+
+    /// The release of this process, as the status of a side reports it.
+    fn release(&self, side: Side) -> Release {
+        let registry = match side {
+            Side::Compute => self.image.clone(),
+            Side::Storage => String::new(),
+        };
+        Release { version: self.version.clone(), registry }
     }
 
     /// Identifies what is deployed: version, image and namespace.

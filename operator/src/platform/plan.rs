@@ -73,6 +73,15 @@ impl Component {
     }
 }
 
+/// A version of the platform, and the template of its images.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// Version.
+    pub version: String,
+    /// Template of images; empty where it is not reported.
+    pub registry: String,
+}
+
 /// The inputs of the decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
@@ -80,6 +89,10 @@ pub struct Observed {
     pub object: ObservedOwner,
     /// Name of an older object of the same kind, which counts instead.
     pub older: Option<String>,
+    /// The release that was deployed, if one was.
+    pub deployed: Option<Release>,
+    /// The release that is to be deployed.
+    pub target: Release,
     /// Components that exist.
     pub components: Vec<Component>,
     /// Services that have a ready endpoint.
@@ -95,6 +108,10 @@ pub enum State {
     Duplicate(String),
     /// These components are not ready, or Services of webhooks have no endpoint.
     Deploying(Vec<String>),
+    /// The first release was deployed and works, the second one is not ready everywhere.
+    Updating(Release, Release),
+    /// The release was deployed, and these are not ready any more.
+    Degraded(Vec<String>),
     /// Everything works.
     Deployed,
     /// Deletion waits for this number of workloads.
@@ -118,7 +135,7 @@ pub enum Action {
 
 /// The state that an object is in.
 pub fn state(side: Side, observed: &Observed) -> State {
-    let Observed { object, older, components, services, workloads } = observed;
+    let Observed { object, older, deployed, target, components, services, workloads } = observed;
     if object.deleting {
         return match (*workloads, object.waits) {
             // A duplicate never owned the workloads.
@@ -136,7 +153,12 @@ pub fn state(side: Side, observed: &Observed) -> State {
     let unreachable = side.services().iter().filter(|name| !services.contains(**name));
     let missing: Vec<String> =
         pods.chain(unreachable.map(|name| format!("endpoints of the Service {name}"))).collect();
-    if missing.is_empty() { State::Deployed } else { State::Deploying(missing) }
+    match deployed {
+        _ if missing.is_empty() => State::Deployed,
+        None => State::Deploying(missing),
+        Some(deployed) if deployed == target => State::Degraded(missing),
+        Some(deployed) => State::Updating(deployed.clone(), target.clone()),
+    }
 }
 
 /// The next step; the status is reported besides.
@@ -144,10 +166,16 @@ pub fn plan(object: &ObservedOwner, state: &State) -> Option<Action> {
     match state {
         State::Removed if object.held => Some(Action::Release),
         State::Removing(_) => Some(Action::DeleteWorkloads),
-        State::Deploying(_) | State::Deployed if !object.held => Some(Action::Hold),
-        State::Deploying(_) | State::Deployed | State::Duplicate(_) | State::Waiting(_) | State::Removed => {
-            None
+        State::Deploying(_) | State::Updating(..) | State::Degraded(_) | State::Deployed if !object.held => {
+            Some(Action::Hold)
         }
+        State::Deploying(_)
+        | State::Updating(..)
+        | State::Degraded(_)
+        | State::Deployed
+        | State::Duplicate(_)
+        | State::Waiting(_)
+        | State::Removed => None,
     }
 }
 
@@ -195,6 +223,28 @@ mod tests {
         one.services.remove("virt-api");
         let missing = "endpoints of the Service virt-api".to_owned();
         assert_eq!(next(&one), (State::Deploying(vec![missing]), None));
+    }
+
+    #[test]
+    fn after_a_release_was_deployed_it_is_degraded_or_updated_and_never_deployed_again() {
+        let release =
+            |version: &str| Release { version: version.to_owned(), registry: "r:{program}".to_owned() };
+        let elsewhere = Release { registry: "s:{program}".to_owned(), ..release("1") };
+        let missing = vec!["virt-handler".to_owned()];
+        for (deployed, ready, wanted) in [
+            (None, 1, State::Deploying(missing.clone())),
+            (None, 2, State::Deployed),
+            (Some(release("1")), 1, State::Degraded(missing)),
+            (Some(release("1")), 2, State::Deployed),
+            (Some(release("0")), 1, State::Updating(release("0"), release("1"))),
+            (Some(release("0")), 2, State::Deployed),
+            (Some(elsewhere.clone()), 1, State::Updating(elsewhere, release("1"))),
+        ] {
+            let held = ObservedOwner { held: true, ..ObservedOwner::default() };
+            let mut one = Observed { deployed: deployed.clone(), target: release("1"), ..observed(held) };
+            one.components[1].ready = ready;
+            assert_eq!(next(&one), (wanted, None), "{deployed:?}, {ready} of 2 ready");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Phase and conditions of `KubeVirt` and `CDI`. Pure.
 //!
-//! While something is being deployed, `Available`, `Progressing` and `Degraded` have upstream's values, which other
+//! While something is being deployed or updated, `Available`, `Progressing` and `Degraded` have upstream's values, which other
 //! operators and GitOps tools evaluate.
 
 use api::resource::Condition;
@@ -12,7 +12,7 @@ pub fn phase(state: &State) -> Option<&'static str> {
     match state {
         State::Duplicate(_) => None,
         State::Deploying(_) => Some("Deploying"),
-        State::Deployed => Some("Deployed"),
+        State::Updating(..) | State::Degraded(_) | State::Deployed => Some("Deployed"),
         State::Waiting(_) | State::Removing(_) => Some("Deleting"),
         State::Removed => Some("Deleted"),
     }
@@ -48,6 +48,32 @@ fn facts(side: Side, state: &State) -> Vec<Fact> {
                 ("Available", false, reason, text.clone()),
                 ("Progressing", true, reason, text.clone()),
                 ("Degraded", false, reason, text),
+            ]
+        }
+        // Upstream's odd triple: what was deployed is available while the next release replaces it.
+        State::Updating(from, to) => {
+            let (reason, text) = match side {
+                Side::Compute => (
+                    "UpdateInProgress",
+                    format!(
+                        "Transitioning from previous version {} with registry {} to target version {} using registry {}",
+                        from.version, from.registry, to.version, to.registry,
+                    ),
+                ),
+                Side::Storage => ("UpgradeStarted", format!("Started upgrade to version {}", to.version)),
+            };
+            vec![
+                ("Available", true, reason, text.clone()),
+                ("Progressing", true, reason, text.clone()),
+                ("Degraded", true, reason, text),
+            ]
+        }
+        State::Degraded(missing) => {
+            let text = format!("waiting for {}", missing.join(", "));
+            vec![
+                ("Available", true, "ComponentsNotReady", text.clone()),
+                ("Progressing", false, "ComponentsNotReady", text.clone()),
+                ("Degraded", true, "ComponentsNotReady", text),
             ]
         }
         State::Deployed => {
@@ -141,6 +167,7 @@ pub fn conditions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::plan::Release;
 
     const NOW: &str = "2026-01-01T00:00:00Z";
     const LATER: &str = "2026-01-01T00:01:00Z";
@@ -151,11 +178,19 @@ mod tests {
 
     #[test]
     fn conditions_follow_the_state() {
+        let updating = State::Updating(Release::default(), Release::default());
         for (side, state, wanted) in [
             (
                 Side::Compute,
                 State::Deploying(vec!["x".to_owned()]),
                 "Available=False Degraded=False Progressing=True",
+            ),
+            (Side::Compute, updating.clone(), "Available=True Degraded=True Progressing=True"),
+            (Side::Storage, updating, "Available=True Degraded=True Progressing=True"),
+            (
+                Side::Compute,
+                State::Degraded(vec!["x".to_owned()]),
+                "Available=True Degraded=True Progressing=False",
             ),
             (Side::Compute, State::Deployed, "Available=True Created=True Degraded=False Progressing=False"),
             (Side::Storage, State::Deployed, "Available=True Degraded=False Progressing=False"),
@@ -183,6 +218,20 @@ mod tests {
         };
         assert_eq!(time("Available"), (Some(LATER), Some(LATER)));
         assert_eq!(time("Degraded"), (Some(NOW), Some(LATER)), "the reason changed, the status did not");
+    }
+
+    #[test]
+    fn an_update_keeps_the_phase_and_has_upstreams_reason() {
+        let release = |version: &str| Release { version: version.to_owned(), registry: "r".to_owned() };
+        let state = State::Updating(release("1"), release("2"));
+        assert_eq!(phase(&state), Some("Deployed"));
+        assert_eq!(phase(&State::Degraded(Vec::new())), Some("Deployed"));
+        let text =
+            "Transitioning from previous version 1 with registry r to target version 2 using registry r";
+        for one in conditions(Side::Compute, &state, &[], &[], NOW) {
+            let found = (one.reason.as_deref(), one.message.as_deref());
+            assert_eq!(found, (Some("UpdateInProgress"), Some(text)), "{}", one.kind);
+        }
     }
 
     #[test]

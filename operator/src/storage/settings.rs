@@ -133,14 +133,15 @@ impl Settings {
     }
 }
 
-/// Whether a CDI object is available.
+/// Whether a CDI object is available and not degraded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Available(pub bool);
 
 impl From<&Value> for Available {
     fn from(cdi: &Value) -> Self {
         let conditions = cdi["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-        Self(conditions.iter().any(|one| one["type"] == "Available" && one["status"] == "True"))
+        let is = |kind: &str| conditions.iter().any(|one| one["type"] == kind && one["status"] == "True");
+        Self(is("Available") && !is("Degraded"))
     }
 }
 
@@ -240,6 +241,18 @@ mod tests {
         );
         assert_eq!(settings.resources["limits"]["memory"], "600M");
         assert!(!settings.adopts_claims);
+    }
+
+    #[test]
+    fn a_degraded_cdi_object_is_not_ready() {
+        let of = |available: &str, degraded: &str| {
+            let conditions = json!([
+                {"type": "Available", "status": available}, {"type": "Degraded", "status": degraded},
+            ]);
+            Available::from(&json!({"status": {"conditions": conditions}})).0
+        };
+        assert!(of("True", "False"));
+        assert!(!of("True", "True") && !of("False", "False") && !Available::from(&json!({})).0);
     }
 
     #[test]
