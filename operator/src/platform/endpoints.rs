@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cluster::{Cache, Client, Resource, Scope};
+use cluster::{Cache, Client, Resource, Result, Scope};
 use serde::Deserialize;
 
 const SLICES: Resource = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
@@ -50,6 +50,13 @@ impl From<&Slice> for ServiceSlice {
             ready: endpoints.map(|one| one.conditions.ready).any(|ready| ready != Some(false)),
         }
     }
+}
+
+/// Names of the Services in a scope that have a ready endpoint now.
+pub(crate) async fn ready(client: &Client, scope: &Scope) -> Result<BTreeSet<String>> {
+    let slices: Vec<Slice> = client.list(SLICES, scope).await?;
+    let ready = slices.iter().map(ServiceSlice::from).filter(|slice| slice.ready);
+    Ok(ready.map(|slice| slice.service).collect())
 }
 
 /// The EndpointSlices of a namespace.

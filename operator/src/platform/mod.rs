@@ -11,7 +11,7 @@
 
 pub mod addons;
 pub mod apply;
-mod endpoints;
+pub(crate) mod endpoints;
 pub mod hostpath;
 pub mod hyperconverged;
 pub mod plan;

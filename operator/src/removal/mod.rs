@@ -1,10 +1,16 @@
 //! `operator uninstall`: removes the platform from a cluster, in an order that leaves nothing behind.
 //!
 //! ```text
-//!  HyperConverged, HostPathProvisioner, KubeVirt, … ─► gone? ─► APIServices ─► webhooks ─► definitions ─► the rest ─► namespace
-//!     refused or waiting while workloads exist        each group when the one before is gone
+//!  HyperConverged ─► APIServices ─► webhooks ─► gone? ─► HostPathProvisioner, KubeVirt, … ─► definitions
+//!     refused while workloads exist        each when the one before is gone      nodes ◄─ namespace ◄─ the rest ◄─┘
 //! ```
+//! APIServices and webhooks go as soon as the deletion of HyperConverged is accepted. An operator that cannot start would
+//! leave APIServices on which the deletion of every namespace waits, and webhooks that refuse: without an operator behind
+//! them, they go before that deletion unless workloads exist.
+//!
 //! Interrupted anywhere, a second run continues: what is gone already is passed over.
+//!
+//! A definition of another project stays where it belongs to the users, and nodes lose the labels that agents wrote.
 //!
 //! Not here: removing virtual machines and DataVolumes, which the operator does if the uninstall strategy says so.
 
@@ -13,17 +19,30 @@ mod plan;
 use std::io::Write;
 use std::time::Duration;
 
+use api::resource::ObjectMeta;
 use cluster::{Client, Config, Delete, Key, Propagation, Resource, Scope};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::args::Uninstall;
 use crate::error::{Error, Kind, Result};
 use crate::install::{Settings, manifests};
-use plan::{Group, Target};
+use crate::platform;
+use plan::{ENTRANCES, Group, Target};
 
 pub(crate) use plan::SWITCHES;
+
+const NODES: Resource = Resource::cluster("", "v1", "nodes");
+/// Kinds of objects that webhooks protect from an uninstall.
+const WORKLOADS: [Resource; 3] = [
+    Resource::namespaced("kubevirt.io", "v1", "virtualmachines"),
+    Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances"),
+    Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes"),
+];
+/// The Service of the webhook that judges HyperConverged.
+const WEBHOOKS: &str = "hco-webhook-service";
 
 /// Time between two looks at what is being removed.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -45,32 +64,55 @@ pub(crate) fn run(arguments: &Uninstall) -> Result<()> {
     })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::with(Kind::System, "cannot start the runtime", error))?;
-    let removal = Removal { client, until: Instant::now() + Duration::from_secs(arguments.timeout) };
+    let all = !arguments.only_custom_resources;
+    let entrances = if all { groups.get(..ENTRANCES).unwrap_or_default() } else { &[] };
+    let removal = Removal {
+        client,
+        namespace: &arguments.namespace,
+        entrances,
+        until: Instant::now() + Duration::from_secs(arguments.timeout),
+    };
     runtime.block_on(async {
-        for (kind, resource) in SWITCHES {
-            removal.remove(&removal.existing(kind, resource).await?).await?;
+        if all && removal.is_abandoned().await? {
+            removal.close().await?;
         }
-        if !arguments.only_custom_resources {
+        for (kind, resource) in SWITCHES {
+            let existing = removal.existing(kind, resource).await?;
+            for target in &existing {
+                removal.delete(target).await?;
+            }
+            if kind == "HyperConverged" && !existing.is_empty() {
+                removal.close().await?;
+            }
+            removal.until_all_gone(&existing).await?;
+        }
+        if all {
             for group in &groups {
                 removal.remove(group).await?;
             }
+            removal.clean_nodes().await?;
         }
         Ok(())
     })
 }
 
-struct Removal {
+struct Removal<'a> {
     client: Client,
+    namespace: &'a str,
+    /// APIServices and webhooks, if they are to be removed.
+    entrances: &'a [Group],
     until: Instant,
 }
 
-impl Removal {
+/// An object of which only the metadata is read.
+#[derive(Deserialize)]
+struct Named {
+    metadata: ObjectMeta,
+}
+
+impl Removal<'_> {
     /// All objects of a kind; none if the kind does not exist.
     async fn existing(&self, kind: &str, resource: Resource) -> Result<Group> {
-        #[derive(Deserialize)]
-        struct Named {
-            metadata: api::resource::ObjectMeta,
-        }
         let found: Vec<Named> = match self.client.list(resource, &Scope::all()).await {
             Err(error) if error.is_not_found() => Vec::new(),
             found => {
@@ -88,11 +130,75 @@ impl Removal {
 
     /// Removes a group and waits until all of it is gone.
     async fn remove(&self, group: &[Target]) -> Result<()> {
+        let mut going = Vec::new();
         for target in group {
+            if let Some(why) = self.stays(target).await? {
+                progress(&format!("{} {} stays: {why}", target.kind, target.key));
+                continue;
+            }
             self.delete(target).await?;
+            going.push(target);
         }
+        self.until_all_gone(going).await
+    }
+
+    async fn until_all_gone(&self, group: impl IntoIterator<Item = &Target>) -> Result<()> {
         for target in group {
             self.until_gone(target).await?;
+        }
+        Ok(())
+    }
+
+    /// Why an object stays although it is installed; `None`: it is removed.
+    async fn stays(&self, Target { resource, key, .. }: &Target) -> Result<Option<String>> {
+        let (name, objects) = plan::FOREIGN;
+        if key.name() != name {
+            return Ok(None);
+        }
+        let failed = |error| Error::with(Kind::Cluster, format!("cannot read {name}"), error);
+        let found: Option<Named> = self.client.find(*resource, key).await.map_err(failed)?;
+        let Some(Named { metadata }) = found else { return Ok(None) };
+        Ok(plan::stays(&metadata, self.existing(name, objects).await?.len()))
+    }
+
+    /// Removes what stands between users and the API server.
+    async fn close(&self) -> Result<()> {
+        for group in self.entrances {
+            self.remove(group).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether no operator is ready behind the webhooks, and nothing exists that they protect.
+    async fn is_abandoned(&self) -> Result<bool> {
+        let slices = Scope::all().namespace(self.namespace);
+        let failed = |error| Error::with(Kind::Cluster, "cannot list the endpoints of webhooks", error);
+        if platform::endpoints::ready(&self.client, &slices).await.map_err(failed)?.contains(WEBHOOKS) {
+            return Ok(false);
+        }
+        for resource in WORKLOADS {
+            if !self.existing(resource.plural, resource).await?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Removes what agents wrote on nodes.
+    async fn clean_nodes(&self) -> Result<()> {
+        let failed =
+            |error| Error::with(Kind::Cluster, "cannot remove labels and resources from nodes", error);
+        let nodes: Vec<Value> = self.client.list(NODES, &Scope::all()).await.map_err(failed)?;
+        for node in &nodes {
+            let key = Key::cluster(node["metadata"]["name"].as_str().unwrap_or_default());
+            let (metadata, status) = plan::cleaned(node);
+            for (resource, patch) in [(NODES, metadata), (NODES.sub("status"), status)] {
+                let Some(patch) = patch else { continue };
+                match self.client.merge_patch::<IgnoredAny>(resource, &key, &patch).await {
+                    Err(error) if !error.is_not_found() => return Err(failed(error)),
+                    Ok(_) | Err(_) => {}
+                }
+            }
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
-//! The order of a removal. Pure.
+//! The order of a removal, and what stays. Pure.
 
+use api::resource::ObjectMeta;
 use cluster::{Key, Resource};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// An object to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +70,58 @@ const KINDS: [(&str, Resource); 18] = [
 ];
 const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
 
+/// The definition of another project that is installed too, because its objects are used, and its objects. On a cluster
+/// with Multus both are the users'.
+pub(super) const FOREIGN: (&str, Resource) = (
+    "network-attachment-definitions.k8s.cni.cncf.io",
+    Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions"),
+);
+
+/// Why a foreign definition stays, of which this many objects exist; `None`: it is removed.
+pub(super) fn stays(definition: &ObjectMeta, objects: usize) -> Option<String> {
+    // Helm sets the label managed-by to its own name.
+    let ours = definition.labels.get("app.kubernetes.io/part-of").is_some_and(|label| label == "ferrovirt");
+    match (ours, objects) {
+        (false, _) => Some("it was not installed with the platform".to_owned()),
+        (true, 0) => None,
+        (true, objects) => Some(format!("{objects} objects of its kind exist")),
+    }
+}
+
+/// Prefixes of the labels and annotations that agents and operator write on nodes, without those that users write.
+const OF_NODES: [&str; 9] = [
+    "cpu-feature.node.kubevirt.io/",
+    "cpu-model.node.kubevirt.io/",
+    "cpu-model-migration.node.kubevirt.io/",
+    "cpu-vendor.node.kubevirt.io/",
+    "host-model-cpu.node.kubevirt.io/",
+    "host-model-required-features.node.kubevirt.io/",
+    "machine-type.node.kubevirt.io/",
+    "kubevirt.io/schedulable",
+    "kubevirt.io/heartbeat",
+];
+/// The prefix of the resources that agents report of nodes.
+const BRIDGES: &str = "bridge.network.kubevirt.io/";
+
+/// The merge patches of a Node and of its status that remove what the platform wrote on it; `None`: there is nothing.
+pub(super) fn cleaned(node: &Value) -> (Option<Value>, Option<Value>) {
+    let without = |of: &Value, fields: [&str; 2], prefixes: &[&str]| {
+        let mut changes = Map::new();
+        for field in fields {
+            let names = of[field].as_object().into_iter().flat_map(Map::keys);
+            let ours = names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+            let gone: Map<String, Value> = ours.map(|name| (name.clone(), Value::Null)).collect();
+            if !gone.is_empty() {
+                changes.insert(field.to_owned(), Value::Object(gone));
+            }
+        }
+        (!changes.is_empty()).then_some(Value::Object(changes))
+    };
+    let metadata = without(&node["metadata"], ["labels", "annotations"], &OF_NODES);
+    let status = without(&node["status"], ["capacity", "allocatable"], &[BRIDGES]);
+    (metadata.map(|changes| json!({"metadata": changes})), status.map(|changes| json!({"status": changes})))
+}
+
 /// Kinds by when they are removed. While an APIService of a server that is gone exists, no namespace can be removed;
 /// definitions follow while the operator still releases what has finalizers.
 const FIRST: [&[&str]; 3] = [
@@ -76,6 +129,9 @@ const FIRST: [&[&str]; 3] = [
     &["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"],
     &["CustomResourceDefinition"],
 ];
+
+/// Groups that stand between users and the API server: without the operator behind them they refuse requests.
+pub(super) const ENTRANCES: usize = 2;
 
 /// Installed objects in groups, in the order of their removal: [`FIRST`], then the others the other way round than they
 /// were created, the namespace last. Kinds that are missing here are given back.
@@ -136,6 +192,70 @@ mod tests {
             assert_eq!(target.key.name(), object["metadata"]["name"]);
             assert_eq!(target.resource.api_version(), object["apiVersion"]);
         }
+    }
+
+    #[test]
+    fn entrances_are_apis_and_webhooks() {
+        let groups = groups(&manifests(&Settings::default())).unwrap();
+        for (index, group) in groups.iter().enumerate() {
+            let entrance = group
+                .iter()
+                .all(|target| target.kind == "APIService" || target.kind.ends_with("WebhookConfiguration"));
+            assert_eq!(entrance, index < ENTRANCES, "group {index}");
+        }
+    }
+
+    #[test]
+    fn foreign_definition_stays_with_its_users() {
+        let definition = |label: Option<&str>| -> ObjectMeta {
+            let labels = label.map_or(json!({}), |label| json!({"app.kubernetes.io/part-of": label}));
+            serde_json::from_value(json!({"name": FOREIGN.0, "labels": labels})).unwrap()
+        };
+        for (label, objects, stays_there) in [
+            (None, 0, true),
+            (None, 2, true),
+            (Some("multus"), 0, true),
+            (Some("ferrovirt"), 0, false),
+            (Some("ferrovirt"), 2, true),
+        ] {
+            let why = stays(&definition(label), objects);
+            assert_eq!(why.is_some(), stays_there, "{label:?}, {objects} objects: {why:?}");
+        }
+        let installed = manifests(&Settings::default());
+        let definitions = installed.iter().filter(|one| one["kind"] == "CustomResourceDefinition");
+        let foreign = definitions.filter(|one| {
+            let group = one["spec"]["group"].as_str().unwrap();
+            !group.ends_with("kubevirt.io")
+        });
+        let foreign: Vec<&str> = foreign.map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
+        assert_eq!(foreign, [FOREIGN.0]);
+    }
+
+    #[test]
+    fn nodes_lose_what_the_platform_wrote_and_nothing_else() {
+        let clean = json!({
+            "metadata": {
+                "labels": {"node-labeller.kubevirt.io/skip-node": "true", "zone": "a"},
+                "annotations": {"a": "b"},
+            },
+            "status": {"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}},
+        });
+        assert_eq!(cleaned(&clean), (None, None));
+        let mut node = clean;
+        let (vendor, bridge) = ("cpu-vendor.node.kubevirt.io/Intel", "bridge.network.kubevirt.io/br0");
+        node["metadata"]["labels"]["kubevirt.io/schedulable"] = json!("true");
+        node["metadata"]["labels"][vendor] = json!("true");
+        node["metadata"]["annotations"]["kubevirt.io/heartbeat"] = json!("2026-01-01T00:00:00Z");
+        node["status"]["capacity"][bridge] = json!("1k");
+        node["status"]["allocatable"][bridge] = json!("1k");
+        let wanted = (
+            Some(json!({"metadata": {
+                "labels": {"kubevirt.io/schedulable": null, vendor: null},
+                "annotations": {"kubevirt.io/heartbeat": null},
+            }})),
+            Some(json!({"status": {"capacity": {bridge: null}, "allocatable": {bridge: null}}})),
+        );
+        assert_eq!(cleaned(&node), wanted);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod conformance;
 mod lost_pods;
 mod manifests;
 mod policies;
+mod removal;
 mod requirements;
 #[expect(dead_code, reason = "the client's own tests use the rest")]
 #[path = "../../../lib/cluster/tests/api_server/server.rs"]

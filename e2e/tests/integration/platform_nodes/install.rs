@@ -5,7 +5,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use e2e::platform;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::platform::machines::{create, until_answers};
 use crate::platform::place::{MACHINES, PLACE};
@@ -73,6 +73,15 @@ fn assert_nothing_is_left() {
         .map(str::to_owned)
         .collect();
     assert!(left.is_empty(), "{left:?}");
+    let nodes: Value = serde_json::from_str(&kubectl(&["get", "nodes", "-o", "json"])).unwrap();
+    for node in nodes["items"].as_array().unwrap() {
+        let fields = [("metadata", "labels"), ("metadata", "annotations"), ("status", "allocatable")];
+        let names = fields.iter().flat_map(|(of, field)| node[of][field].as_object().into_iter().flatten());
+        // The kubelet itself forgets devices of plugins that are gone, after a while.
+        let ours = |name: &str| name.contains("kubevirt.io/") && !name.starts_with("devices.kubevirt.io/");
+        let left: Vec<&String> = names.map(|(name, _)| name).filter(|name| ours(name)).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 }
 
 /// The removal is refused while the VM exists, and changes nothing.
