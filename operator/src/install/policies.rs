@@ -2,6 +2,7 @@
 //!
 //! - The node agent writes only its own node and the instances on it: the API server puts the node of the agent's pod
 //!   into its token, so an agent on a stolen node cannot name another one.
+//! - The node agent writes events in the name of its own node only.
 //! - The node agent changes nothing of a pod but the annotation network-status, on its own node.
 //! - The node agent writes only claims, volumes, snapshots and capacities that the labels of its node are on; it takes a
 //!   content of a snapshot that the operator offers to all nodes.
@@ -329,6 +330,32 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
                 "reason": "Forbidden",
             },
         ]),
+    ));
+    let reported_here = |object: &str| {
+        format!(
+            "{object}.?reportingInstance.orValue('') == variables.node && \
+             {object}.?source.?host.orValue('') in ['', variables.node]"
+        )
+    };
+    all.extend(policy(
+        "ferrovirt-agent-writes-events-of-its-node",
+        &json!({
+            "apiGroups": [""],
+            "apiVersions": ["*"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": ["events"],
+        }),
+        &agent,
+        &node,
+        &json!([{
+            "expression": format!(
+                "variables.node != '' && {} && (request.operation == 'CREATE' || {})",
+                reported_here("object"),
+                reported_here("oldObject"),
+            ),
+            "message": "the node agent may write events of its own node only",
+            "reason": "Forbidden",
+        }]),
     ));
     all.extend(volumes(&agent, &node));
     all.extend(launchers(settings));

@@ -320,7 +320,7 @@ fn agent() -> Vec<Value> {
         rule("", &["persistentvolumeclaims/status"], &["patch"]),
         rule("storage.k8s.io", &["storageclasses"], READ),
         rule("storage.k8s.io", &["volumeattributesclasses"], &["get"]),
-        rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["get", "patch"]),
+        rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["get"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], &["get"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents"], &["get", "list", "watch", "patch"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents/status"], &["patch"]),

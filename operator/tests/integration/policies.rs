@@ -1,11 +1,15 @@
 //! The ValidatingAdmissionPolicies in a real API server (`make kube`): requests of the platform's accounts, of users and of
 //! Kubernetes' controllers, each with a token of its ServiceAccount.
 
-use cluster::{Delete, Key};
+use cluster::{Client, Delete, Key, Resource};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::site::{PLATFORM, PODS, Site, TEAM, eventually, kind};
+
+const EVENTS: Resource = Resource::namespaced("", "v1", "events");
+const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
+const NODES: Resource = Resource::cluster("", "v1", "nodes");
 
 /// An API server with the platform's accounts, roles and policies.
 async fn site() -> Site {
@@ -38,6 +42,107 @@ fn pod(name: &str, labels: &Value, owners: &Value) -> Value {
 fn refused<T>(answer: cluster::Result<T>, text: &str, what: &str) {
     let Err(error) = answer else { panic!("{what}: accepted") };
     assert!(error.chain().contains(text), "{what}: {}", error.chain());
+}
+
+/// A client of the agent on a node, which is made too.
+async fn agent(site: &Site, node: &str) -> Client {
+    let object = json!({"metadata": {"name": node}});
+    site.admin.create::<IgnoredAny>(NODES, "", &object).await.unwrap();
+    let pod = json!({
+        "metadata": {"name": format!("virt-handler-{node}")},
+        "spec": {
+            "nodeName": node, "serviceAccountName": "kubevirt-handler",
+            "containers": [{"name": "virt-handler", "image": "none"}],
+        },
+    });
+    let pod: Value = site.admin.create(PODS, PLATFORM, &pod).await.unwrap();
+    site.account(PLATFORM, "kubevirt-handler", Some(&pod)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_write_objects_of_their_own_node_only() {
+    let site = site().await;
+    let admin = &site.admin;
+    let (own, other) = (agent(&site, "own").await, agent(&site, "other").await);
+    // Of no pod, and so of no node.
+    let nowhere = site.account(PLATFORM, "kubevirt-handler", None).await;
+    let instance = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "labels": {"kubevirt.io/nodeName": "own"}},
+        "spec": {"domain": {"devices": {}}}, "status": {"phase": "Scheduled", "nodeName": "own"},
+    });
+    eventually("the definition is served", async || {
+        admin.create::<IgnoredAny>(INSTANCES, TEAM, &instance).await.is_ok()
+    })
+    .await;
+    let mut guest = pod("guest", &json!({}), &json!([]));
+    guest["spec"]["nodeName"] = json!("own");
+    admin.create::<IgnoredAny>(PODS, TEAM, &guest).await.unwrap();
+    let event = |name: &str, instance: &str, host: Option<&str>| {
+        json!({
+            "metadata": {"name": name}, "reason": "R", "message": "m", "type": "Normal",
+            "involvedObject": {"kind": "Pod", "namespace": TEAM, "name": "guest"},
+            "reportingComponent": "virt-handler", "reportingInstance": instance,
+            "source": {"component": "virt-handler", "host": host},
+        })
+    };
+    let schedulable = json!({"metadata": {"labels": {"kubevirt.io/schedulable": "true"}}});
+    let bridge = json!({"status": {"capacity": {"bridge.network.kubevirt.io/b": "1k"}}});
+    let running = json!({"status": {"phase": "Running"}});
+    let status = json!({"metadata": {"annotations": {"k8s.v1.cni.cncf.io/network-status": "[]"}}});
+    let count = json!({"count": 2});
+    let node = || Key::cluster("own");
+    let team = |name: &str| Key::new(TEAM, name);
+    let cases = [
+        (NODES, node(), &schedulable, "its own node only"),
+        (NODES.sub("status"), node(), &bridge, "its own node only"),
+        (INSTANCES, team("vm"), &running, "instances of its own node only"),
+        (PODS.sub("status"), team("guest"), &status, "pods of its own node only"),
+        (EVENTS, team("event"), &count, "events of its own node only"),
+    ];
+    let first = event("event", "own", None);
+    own.create::<IgnoredAny>(EVENTS, TEAM, &first).await.unwrap();
+    for (resource, key, patch, text) in &cases {
+        // Policies are in force some time after they are created.
+        eventually(text, async || {
+            let answer = other.merge_patch::<IgnoredAny>(*resource, key, patch).await;
+            answer.is_err_and(|error| error.chain().contains(text))
+        })
+        .await;
+        let answer = nowhere.merge_patch::<Value>(*resource, key, patch).await;
+        refused(answer, text, &format!("{key} by an agent of no node"));
+        own.merge_patch::<IgnoredAny>(*resource, key, patch).await.unwrap();
+    }
+    for (instance, host) in [("own", None), ("", None), ("other", Some("own"))] {
+        let answer = other.create::<Value>(EVENTS, TEAM, &event("forged", instance, host)).await;
+        refused(answer, "events of its own node only", &format!("{instance}, {host:?}"));
+    }
+    other.create::<IgnoredAny>(EVENTS, TEAM, &event("true", "other", Some("other"))).await.unwrap();
+
+    // On its own node, too, it changes only what it is there for.
+    for (resource, key, patch, text) in [
+        (
+            INSTANCES,
+            team("vm"),
+            json!({"spec": {"terminationGracePeriodSeconds": 1}}),
+            "may not change the spec of an instance",
+        ),
+        (
+            INSTANCES,
+            team("vm"),
+            json!({"metadata": {"labels": {"kubevirt.io/nodeName": "other"}}}),
+            "may not change the labels of an instance",
+        ),
+        (
+            PODS.sub("status"),
+            team("guest"),
+            json!({"metadata": {"annotations": {"other": "x"}}}),
+            "only the annotation network-status",
+        ),
+        (PODS.sub("status"), team("guest"), json!({"status": {"phase": "Failed"}}), "only the annotation"),
+    ] {
+        refused(own.merge_patch::<Value>(resource, &key, &patch).await, text, &patch.to_string());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
