@@ -329,6 +329,11 @@ impl Caches {
         self.instances.by(self.instances_by_node, node).into_iter().map(|(key, _)| key).collect()
     }
 
+    /// Whether a claim exists.
+    pub(super) fn claim_exists(&self, key: &Key) -> bool {
+        self.claims.get(key).is_some()
+    }
+
     /// Whether the claim is a block device.
     pub(super) fn is_block(&self, namespace: &str, claim: &str) -> bool {
         self.claims.get(&Key::new(namespace, claim)).is_some_and(|claim| claim.is_block())

@@ -236,7 +236,7 @@ impl Instance {
     /// Why no connection to a port of the guest can be made now.
     fn check_forward(&self, name: &str) -> Result<(), Refusal> {
         let phase = self.status.phase.as_str();
-        if phase != "Running" {
+        if !matches!(phase, "Running" | "Scheduled") {
             let text = format!(
                 "Unable to connect to VirtualMachineInstance because phase is {phase} instead of Running or Scheduled"
             );
@@ -412,9 +412,12 @@ mod tests {
         );
         let mut connected = instance(json!({}), &[]);
         connected.status.interfaces = vec![json!({"ipAddress": "10.0.0.1"})];
-        assert_eq!(said(connected.check_forward("vm")), None);
-        connected.status.phase = "Failed".to_owned();
-        assert_eq!(said(connected.check_forward("vm")).unwrap().0, 409);
+        for (phase, code) in
+            [("Running", None), ("Scheduled", None), ("Scheduling", Some(409)), ("Failed", Some(409))]
+        {
+            connected.status.phase = phase.to_owned();
+            assert_eq!(said(connected.check_forward("vm")).map(|(code, _)| code), code, "{phase}");
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 
 use crate::site::{PODS, Site, TEAM, eventually, kind};
 
+const EVENTS: Resource = Resource::namespaced("", "v1", "events");
+const NODES: Resource = Resource::cluster("", "v1", "nodes");
 const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
 
 /// The context of the compute controllers, with an administrator's rights.
@@ -73,6 +75,35 @@ async fn instance_is_not_failed_while_its_pod_exists() {
         site.admin.delete(PODS, &pod, &Delete::default().grace(0)).await.unwrap();
         eventually(name, async || phase(&site, name).await == "Failed").await;
     }
+    stopper.stop();
+    controllers.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_with_instances_and_no_agent_has_an_event() {
+    let site = Site::start().await;
+    let installed = site.install(|object| kind(object) == "CustomResourceDefinition");
+    assert!(installed.status.success(), "{installed:?}");
+    let (stopper, stop) = cluster::stop::pair();
+    let controllers = tokio::spawn(operator::compute::run(context(&site), stop));
+    create(&site, "vm").await;
+    let running = json!({"status": {"phase": "Running", "nodeName": "node"}});
+    site.admin.merge_patch::<IgnoredAny>(INSTANCES, &Key::new(TEAM, "vm"), &running).await.unwrap();
+    let node = json!({"metadata": {
+        "name": "node", "labels": {"kubevirt.io/schedulable": "true"},
+        "annotations": {"kubevirt.io/heartbeat": "2026-01-01T00:00:00Z"},
+    }});
+    site.admin.create::<IgnoredAny>(NODES, "", &node).await.unwrap();
+    eventually("the node has the event", async || {
+        let events: Vec<Value> = site.admin.list(EVENTS, &cluster::Scope::all()).await.unwrap();
+        let orphans = |event: &Value| {
+            event["involvedObject"]["name"] == "node"
+                && event["reason"] == "NodeUnresponsive"
+                && event["message"].as_str().is_some_and(|text| text.contains("there are orphaned vmis"))
+        };
+        events.iter().any(orphans)
+    })
+    .await;
     stopper.stop();
     controllers.await.unwrap();
 }

@@ -172,6 +172,7 @@ async fn act(
             Ok(false) => {}
             Err(Failed::Behind) => return Outcome::Retry,
             Err(Failed::Refused { message, again }) => {
+                let message = event::refusal(instance, message);
                 tracing::warn!(vmi = %key, ?step, error = message, "cannot reconcile the instance; retrying");
                 let before = condition(&instance.status.conditions, "Synchronized");
                 if before.is_none_or(|before| before.message.as_deref() != Some(message.as_str())) {

@@ -30,9 +30,28 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
     }
 }
 
-/// The event of a pod that could not be created.
-pub(super) fn failed(error: &str) -> Event {
-    Event::warning("FailedCreate", format!("Error creating pod: {error}"))
+/// The API server's refusal of a pod that the level of its namespace does not allow.
+const NOT_ALLOWED: &str = "violates PodSecurity";
+
+/// The reason why a pod could not be created, for the instance's status.
+pub(super) fn refusal(instance: &Instance, error: String) -> String {
+    let meta = &instance.metadata;
+    match error.contains(NOT_ALLOWED) {
+        true => format!(
+            "failed to create pod for vmi {}/{}, it needs a privileged namespace to run: {error}",
+            meta.namespace, meta.name
+        ),
+        false => error,
+    }
+}
+
+/// The event of a pod that could not be created, for this reason.
+pub(super) fn failed(refusal: &str) -> Event {
+    let message = match refusal.contains(NOT_ALLOWED) {
+        true => format!("failed to render launch manifest: {refusal}"),
+        false => format!("Error creating pod: {refusal}"),
+    };
+    Event::warning("FailedCreate", message)
 }
 
 /// The event of an instance that failed because its node is silent.

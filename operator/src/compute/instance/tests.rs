@@ -3,6 +3,7 @@
 use cluster::JsonPatch;
 use serde_json::{Value, json};
 
+use super::event;
 use super::patch::{Patch, patch};
 use super::plan::{FINALIZER, MACHINE_FINALIZER, Observed, Phase, Plan, Step, plan};
 use super::status::{CreateError, status};
@@ -709,5 +710,28 @@ fn attachment_pods_go_with_the_guest() {
         let steps = scene.hotplug().0.steps;
         let count = steps.iter().filter(|step| matches!(step, Step::DeleteAttachment { .. })).count();
         assert_eq!(count, deleted, "{phase}");
+    }
+}
+
+#[test]
+fn pod_that_the_namespace_does_not_allow_names_the_namespace() {
+    let instance: Instance = read(instance("Pending"));
+    let quota = "pods \"virt-launcher-vm\" is forbidden: exceeded quota";
+    let level = "pods \"virt-launcher-vm\" is forbidden: violates PodSecurity \"restricted:latest\": x";
+    for (error, status, text) in [
+        (quota, quota.to_owned(), format!("Error creating pod: {quota}")),
+        (
+            level,
+            format!("failed to create pod for vmi n/vm, it needs a privileged namespace to run: {level}"),
+            format!(
+                "failed to render launch manifest: failed to create pod for vmi n/vm, it needs a privileged namespace \
+                 to run: {level}"
+            ),
+        ),
+    ] {
+        let refusal = event::refusal(&instance, error.to_owned());
+        assert_eq!(refusal, status);
+        let event = event::failed(&refusal);
+        assert_eq!((event.reason, event.message), ("FailedCreate", text));
     }
 }

@@ -16,6 +16,7 @@ use super::{authorize, dump, event, live, render};
 use crate::compute::caches::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, REVISIONS};
 use crate::compute::context::Context;
 use crate::flavor;
+use crate::storage::clone::cloned::needs_no_source;
 use crate::view::{Instance, Machine, Meta, condition};
 
 const API_VERSION: &str = "kubevirt.io/v1";
@@ -42,6 +43,9 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     };
     let mut planned = plan(&observed);
     planned.steps.extend(dump::step(&observed));
+    for event in event::imports(&observed) {
+        context.record(API_VERSION, KIND, &machine.metadata, &event);
+    }
     let mut outcome = status::Outcome { failure: planned.failure, ..status::Outcome::default() };
     let (mut acted, mut failed, mut wait) = (false, false, None);
     for step in &planned.steps {
@@ -130,7 +134,14 @@ async fn act(
             let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
             let flavored = flavored(context, &whole).await?;
             let Some(mut volume) = render::data_volume(&flavored, name) else { return Err(behind()) };
-            authorize::grant(context, &whole, &mut volume).await?;
+            let origin = authorize::origin(context, &volume).await?;
+            if let Some(origin) = &origin {
+                let usable = needs_no_source(&volume) || context.caches.claim_exists(&origin.key());
+                if let Some(event) = event::without_source(origin, usable, name) {
+                    context.record(API_VERSION, KIND, meta, &event);
+                }
+                authorize::grant(context, &whole, &mut volume, origin).await?;
+            }
             existing_is_fine(client.create::<IgnoredAny>(DATA_VOLUMES, &meta.namespace, &volume).await)?;
         }
         Step::KeepFlavor(which) => keep_flavor(context, observed, *which).await?,

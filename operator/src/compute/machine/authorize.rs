@@ -9,34 +9,45 @@ use cluster::{Error, Kind};
 use serde_json::{Value, json};
 
 use crate::compute::context::Context;
+use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::token::{self, Target};
 use crate::storage::clone::{authorize, cloned, permit};
 use crate::storage::{keys, names};
 
-/// Puts a token for its clone on a DataVolume of the VM, if it needs one.
+/// The source of a DataVolume of the VM that is a clone and needs its source.
+///
+/// # Errors
+/// [`Kind::Input`] for a DataSource that does not exist; those of the API server.
+pub(super) async fn origin(context: &Context, volume: &Value) -> cluster::Result<Option<Origin>> {
+    let namespace = volume["metadata"]["namespace"].as_str().unwrap_or_default();
+    match cloned::origin(&context.client, &volume["spec"], namespace).await? {
+        Ok(origin) => Ok(origin),
+        Err(_) if cloned::needs_no_source(volume) => Ok(None),
+        Err(missing) => Err(Error::new(Kind::Input, format!("DataSource {missing} does not exist"))),
+    }
+}
+
+/// Puts a token for its clone of this source on a DataVolume of the VM, if it needs one.
 ///
 /// # Errors
 /// [`Kind::Forbidden`] without a status when the VM's account may not clone the source; those of the API server.
-pub(super) async fn grant(context: &Context, machine: &Value, volume: &mut Value) -> cluster::Result<()> {
+pub(super) async fn grant(
+    context: &Context,
+    machine: &Value,
+    volume: &mut Value,
+    origin: &Origin,
+) -> cluster::Result<()> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (namespace, name) = (text(&volume["metadata"]["namespace"]), text(&volume["metadata"]["name"]));
-    let origin = match cloned::origin(&context.client, &volume["spec"], &namespace).await? {
-        Ok(Some(origin)) => origin,
-        Ok(None) => return Ok(()),
-        Err(_) if cloned::needs_no_source(volume) => return Ok(()),
-        Err(missing) => {
-            return Err(Error::new(Kind::Input, format!("DataSource {missing} does not exist")));
-        }
-    };
     if origin.namespace == namespace {
         return Ok(());
     }
     let user = authorize::service_account(&namespace, account(machine));
-    if !permit::allowed(&context.client, &user, &origin, &namespace).await? {
+    if !permit::allowed(&context.client, &user, origin, &namespace).await? {
         return Err(Error::new(Kind::Forbidden, authorize::denial(&user.username, &origin.namespace)));
     }
     let keys = keys::read(&context.client, &context.namespace).await?;
-    let grant = token::grant(&origin, Target { namespace: &namespace, name: &name, uid: None });
+    let grant = token::grant(origin, Target { namespace: &namespace, name: &name, uid: None });
     let token = keys.sign(&grant, virt::time::now());
     let token =
         token.map_err(|error| Error::caused(Kind::Unreadable, "tokens cannot be signed yet", error))?;

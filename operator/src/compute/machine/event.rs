@@ -2,6 +2,8 @@
 
 use super::plan::{Failure, Observed, Step};
 use crate::compute::event::Event;
+use crate::compute::volumes::Readiness;
+use crate::storage::clone::authorize::Origin;
 use virt::instancetype::Which;
 
 /// The event of a step that was done.
@@ -34,6 +36,29 @@ pub(super) fn done(step: &Step, observed: &Observed<'_>) -> Option<Event> {
         | Step::DetachDump { .. }
         | Step::Wait(_) => None,
     }
+}
+
+/// The events of DataVolumes that failed, unless the VM's status has told of one since.
+pub(super) fn imports(observed: &Observed<'_>) -> Vec<Event> {
+    if observed.machine.status.printable_status == "DataVolumeError" {
+        return Vec::new();
+    }
+    let failed = observed.templates.iter().filter(|volume| volume.readiness() == Readiness::Failed);
+    let event = |name: &str| {
+        Event::warning("FailedDataVolumeImport", format!("DataVolume {name} failed to import disk image"))
+    };
+    failed.map(|volume| event(volume.claim_name)).collect()
+}
+
+/// The event of a DataVolume that is a clone of a claim which does not exist.
+pub(super) fn without_source(origin: &Origin, exists: bool, volume: &str) -> Option<Event> {
+    (!origin.snapshot && !exists).then(|| {
+        let message = format!(
+            "Source PVC {} not available: Target PVC {volume} will remain unpopulated until source is created",
+            origin.name
+        );
+        Event::warning("SourcePVCNotAvailabe", message)
+    })
 }
 
 /// The condition Failure and the event of a step that failed with `error`. `denied`: the VM's account lacks a right.

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::event::done;
+use super::event::{done, imports, without_source};
 use super::plan::{Observed, Step, plan};
 use super::status::{Outcome, status};
 use super::{plan as machine_plan, render};
 use crate::compute::volumes::Volume;
+use crate::storage::clone::authorize::Origin;
 use crate::view::{DataVolume, Instance, Machine};
 
 const VM_UID: &str = "11111111-1111-1111-1111-111111111111";
@@ -483,4 +484,44 @@ fn conditions_of_the_instance_are_copied_and_the_last_ones_stay() {
     assert_eq!(kinds(&world), ["Ready", "AgentConnected"]);
     let ready = &world.machine["status"]["conditions"][0];
     assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("VMINotExists")));
+}
+
+#[test]
+fn failed_import_and_missing_source_are_events_of_the_vm() {
+    let data_volume: DataVolume =
+        serde_json::from_value(json!({"metadata": {"name": "root"}, "status": {"phase": "Failed"}})).unwrap();
+    let failed = |word: &str| {
+        let machine: Machine = serde_json::from_value(json!({
+            "metadata": {"name": "vm", "namespace": "n"}, "status": {"printableStatus": word},
+        }))
+        .unwrap();
+        let volume = Volume {
+            claim_name: "root",
+            named_data_volume: true,
+            claim: None,
+            data_volume: Some(&data_volume),
+        };
+        let observed = Observed {
+            machine: &machine,
+            instance: None,
+            volumes: Vec::new(),
+            templates: vec![volume],
+            snapshot_classes: BTreeSet::new(),
+            now: 1000,
+        };
+        let events = imports(&observed).into_iter();
+        events.map(|event| format!("{}: {}", event.reason, event.message)).collect::<Vec<_>>()
+    };
+    let text = "FailedDataVolumeImport: DataVolume root failed to import disk image";
+    assert_eq!(failed("Provisioning"), [text]);
+    assert!(failed("DataVolumeError").is_empty(), "it has been told");
+
+    let origin = |snapshot| Origin { namespace: "images".into(), name: "golden".into(), snapshot };
+    let event = without_source(&origin(false), false, "root").unwrap();
+    let text =
+        "Source PVC golden not available: Target PVC root will remain unpopulated until source is created";
+    assert_eq!((event.reason, event.message.as_str()), ("SourcePVCNotAvailabe", text));
+    for (snapshot, exists) in [(false, true), (true, false), (true, true)] {
+        assert!(without_source(&origin(snapshot), exists, "root").is_none(), "{snapshot} {exists}");
+    }
 }

@@ -10,16 +10,22 @@ pub(in crate::compute) const SILENT: u64 = 300;
 pub(in crate::compute) enum Step {
     /// Label the node unschedulable and record the event NodeUnresponsive.
     MarkUnresponsive,
+    /// It is marked already: record an event if its instances have no agent.
+    FindOrphans,
     /// Look again at this time, in seconds since 1970.
     Wait(u64),
 }
+
+/// The event of a node with instances and no agent.
+pub(super) const ORPHANS: &str = "virt-handler is not present, there are orphaned vmis on this node. Run virt-handler on this \
+                                  node to migrate or remove them.";
 
 /// The step for a node at `now`, in seconds since 1970; none for a node that never had an agent.
 pub(in crate::compute) fn plan(node: &Node, now: u64) -> Option<Step> {
     let heartbeat = node.heartbeat()?;
     match (is_unresponsive(node, now), node.schedulable()) {
         (true, true) => Some(Step::MarkUnresponsive),
-        (true, false) => None,
+        (true, false) => Some(Step::FindOrphans),
         (false, _) => Some(Step::Wait(heartbeat.saturating_add(SILENT).saturating_add(1))),
     }
 }
@@ -49,7 +55,7 @@ mod tests {
             (node("true", beat), 101, Some(Step::Wait(401))),
             (node("true", beat), 400, Some(Step::Wait(401))),
             (node("true", beat), 401, Some(Step::MarkUnresponsive)),
-            (node("false", beat), 401, None),
+            (node("false", beat), 401, Some(Step::FindOrphans)),
             (node("false", beat), 200, Some(Step::Wait(401))),
             (node("true", None), 1000, None),
         ] {
