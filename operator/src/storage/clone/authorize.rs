@@ -28,6 +28,15 @@ impl Origin {
         Key::new(&self.namespace, &self.name)
     }
 
+    /// The source that it is.
+    pub fn source(&self) -> Source {
+        let (namespace, name) = (self.namespace.clone(), self.name.clone());
+        match self.snapshot {
+            true => Source::Snapshot { namespace, name },
+            false => Source::Claim { namespace, name },
+        }
+    }
+
     /// The origin of a source that is a claim or a snapshot; an empty namespace is the target's.
     pub fn of(source: &Source, target_namespace: &str) -> Option<Self> {
         let (namespace, name, snapshot) = match source {
@@ -218,6 +227,9 @@ mod tests {
     fn origins_default_to_the_targets_namespace() {
         let claim = Source::Claim { namespace: String::new(), name: "a".into() };
         assert_eq!(Origin::of(&claim, "mine").unwrap().namespace, "mine");
+        for origin in [origin(false), origin(true)] {
+            assert_eq!(Origin::of(&origin.source(), "mine"), Some(origin));
+        }
         assert_eq!(Origin::of(&Source::Blank, "mine"), None);
         assert_eq!(service_account("n", "").username, "system:serviceaccount:n:default");
     }

@@ -15,12 +15,13 @@ use crate::storage::action::Action;
 use crate::storage::apply::Done;
 use crate::storage::class;
 use crate::storage::clone::authorize::Origin;
+use crate::storage::clone::cloned;
 use crate::storage::datavolume::{self, Obstacle};
 use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
 use crate::storage::populate::task::{self, Named, Task};
-use crate::storage::resources::{self, CAPACITIES, DATA_SOURCES, SERVICES, VOLUMES};
+use crate::storage::resources::{self, CAPACITIES, SERVICES, VOLUMES};
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::worker::{Hindrance, Worker};
 use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, Volume};
@@ -319,23 +320,15 @@ impl Controller {
     ) -> Result<std::result::Result<DataVolume, Obstacle>> {
         let Source::Reference { namespace, name, .. } = &volume.source else { return Ok(Ok(volume.clone())) };
         let namespace = if namespace.is_empty() { &volume.meta.namespace } else { namespace };
-        let found: Option<Value> = self.client.find(DATA_SOURCES, &Key::new(namespace, name)).await?;
-        let source = found.map_or(Source::Missing, |object| Source::from(&object["spec"]["source"]));
-        Ok(match source {
-            Source::Claim { .. } | Source::Snapshot { .. } => Ok(DataVolume { source, ..volume.clone() }),
-            Source::Remote(_)
-            | Source::Registry(_)
-            | Source::Blank
-            | Source::Upload
-            | Source::Reference { .. }
-            | Source::Unsupported(_)
-            | Source::Missing => {
-                let message = format!(
-                    "DataSource {namespace}/{name} does not exist or has no source: the clone waits for it"
-                );
-                Err(Obstacle { reason: "CloneWithoutSource", message })
+        let named = Key::new(namespace, name);
+        let message = match cloned::origin_of(&self.client, &named).await? {
+            Ok(Some(origin)) => return Ok(Ok(DataVolume { source: origin.source(), ..volume.clone() })),
+            Ok(None) => {
+                format!("DataSource {named} names no claim or snapshot; its condition Ready gives the reason")
             }
-        })
+            Err(missing) => format!("DataSource {missing} does not exist: the clone waits for it"),
+        };
+        Ok(Err(Obstacle { reason: "CloneWithoutSource", message }))
     }
 
     /// The source object that a user's claim names.
