@@ -89,10 +89,6 @@ annotations! {
     SOURCE_RUNNING_MESSAGE = "storage.condition.source.running.message";
     /// Reason for [`SOURCE_RUNNING`].
     SOURCE_RUNNING_REASON = "storage.condition.source.running.reason";
-    /// On a claim: text of the prime claim's state.
-    BOUND_MESSAGE = "storage.condition.bound.message";
-    /// On a claim: reason of the prime claim's state.
-    BOUND_REASON = "storage.condition.bound.reason";
     /// On a claim: name of the DataVolume that it already has the content of.
     POPULATED_FOR = "storage.populatedFor";
     /// On a DataVolume: name of the claim that already has its content.

@@ -132,4 +132,39 @@ fn a_quota_is_named_and_the_data_volume_continues_without_it() {
     says(&space, "podless", &blank, IMMEDIATE, "ErrStartingPod", &["exceeded quota: pods"]);
     space.delete("ResourceQuota", "pods");
     space.phases("podless", "Succeeded");
+    // The claim itself is allowed, the one that the importer writes to is not.
+    let claims = || space.names("PersistentVolumeClaim");
+    until("prime claims are gone", || claims().iter().all(|name| !name.starts_with("prime-")).then_some(()));
+    quota("prime", json!({"persistentvolumeclaims": (claims().len() + 1).to_string()}));
+    let words = ["exceeded quota: prime", "in namespace waits-quota", "raise the quota"];
+    says(&space, "primeless", &blank, IMMEDIATE, "ErrExceededQuota", &words);
+    let (status, reason, _) = space.condition("primeless", "Bound").unwrap();
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "ErrExceededQuota"));
+    let events = space.events("primeless");
+    assert!(events.iter().any(|(reason, _)| reason == "ErrCreatingPVCPrime"), "{events:?}");
+    space.delete("ResourceQuota", "prime");
+    space.phases("primeless", "Succeeded");
+}
+
+#[test]
+fn a_quota_in_the_source_namespace_of_a_clone_is_named() {
+    let (golden, space) = (Space::new("waits-golden"), Space::new("waits-copies"));
+    let blank = json!({"blank": {}});
+    let storage = json!({"resources": {"requests": {"storage": "96Mi"}}, "storageClassName": IMMEDIATE});
+    golden.create(
+        "DataVolume",
+        json!({"metadata": {"name": "disk"}, "spec": {"source": blank, "storage": storage}}),
+    );
+    golden.phases("disk", "Succeeded");
+    until("the source has one claim", || (golden.names("PersistentVolumeClaim").len() == 1).then_some(()));
+    let spec = json!({"hard": {"persistentvolumeclaims": "1"}});
+    golden.create("ResourceQuota", json!({"metadata": {"name": "claims"}, "spec": spec}));
+    until("the quota is in force", || {
+        golden.get("ResourceQuota", "claims")?["status"]["hard"].is_object().then_some(())
+    });
+    let clone = json!({"pvc": {"namespace": "waits-golden", "name": "disk"}});
+    let words = ["exceeded quota: claims", "in namespace waits-golden"];
+    says(&space, "copy", &clone, IMMEDIATE, "ErrExceededQuota", &words);
+    golden.delete("ResourceQuota", "claims");
+    space.phases("copy", "Succeeded");
 }

@@ -4,13 +4,14 @@ use api::upload::service_name;
 use cluster::{Key, Outcome, Result, Scope};
 use serde_json::Value;
 
-use super::{AGAIN, CATCH_UP, Controller};
+use super::{AGAIN, CATCH_UP, Controller, RETRY, refused};
 use crate::storage::action::Action;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::plan::{self as cloning, From, Start};
 use crate::storage::clone::token::{self, Target};
 use crate::storage::clone::{plan, reference, sender};
 use crate::storage::datavolume::Obstacle;
+use crate::storage::populate::plan as filling;
 use crate::storage::profile::CloneStrategy;
 use crate::storage::resources::{CONTENTS, PODS, SNAPSHOTS};
 use crate::storage::seen::claim::Phase;
@@ -108,8 +109,8 @@ impl Controller {
             honors_first_consumer: settings.honors_first_consumer,
         };
         let plan = if populated { cloning::plan(&observed) } else { cloning::direct(&observed) };
-        for action in &plan.actions {
-            self.applier.apply(action).await?;
+        if let Some(refused) = self.act(target, &plan.actions).await? {
+            return Ok(refused);
         }
         if let Some(trouble) = &plan.trouble {
             return self.troubled(target, trouble).await;
@@ -117,10 +118,14 @@ impl Controller {
         let read = source.as_deref().or(restored.as_deref());
         match (plan.start, written, server.as_deref(), read) {
             (Some(Start::Server), Some(written), ..) => {
-                self.start_receiver(target, written, origin).await?;
+                if let Err(error) = self.start_receiver(target, written, origin).await {
+                    return self.podless(target, error).await;
+                }
             }
             (Some(Start::Sender), Some(written), Some(server), Some(read)) => {
-                self.start_sender(target, written, server, read).await?;
+                if let Err(error) = self.start_sender(target, written, server, read).await {
+                    return self.senderless(target, error).await;
+                }
             }
             _ => {}
         }
@@ -130,6 +135,15 @@ impl Controller {
         let scheduled = server.as_ref().is_none_or(|server| server.unschedulable.is_none());
         let awaited = written.filter(|_| pending && scheduled && plan.actions.is_empty());
         self.unbound(target, awaited, class).await
+    }
+
+    /// Reports that the API server refuses the sending pod: next to what the server reports.
+    async fn senderless(&self, target: &Claim, error: cluster::Error) -> Result<Outcome> {
+        let trouble = Obstacle { reason: filling::NOT_STARTED, message: refused(error)? };
+        if let Some(action) = filling::report_sender(target, &trouble) {
+            self.applier.apply(&action).await?;
+        }
+        Ok(Outcome::After(RETRY))
     }
 
     /// Why a claim may not be filled from another namespace; `None` when it may.

@@ -4,7 +4,7 @@ use cluster::{Apply, Delete, Key, Outcome, Result};
 use serde_json::{Value, json};
 use virt::time;
 
-use super::{Controller, RECHECK, RETRY};
+use super::{Controller, RECHECK, RETRY, refused};
 use crate::storage::clone::authorize::Origin;
 use crate::storage::cron::plan::{self, Observed, Step};
 use crate::storage::cron::seen::{CRON, LAST_USED};
@@ -39,14 +39,9 @@ impl Controller {
             now: &now,
         });
         for step in &plan.steps {
-            match self.step(key, step, &now).await {
-                Ok(()) => {}
-                Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
-                    let said = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
-                    plan.trouble = Some(("NotAuthorized", said));
-                    break;
-                }
-                Err(error) => return Err(error),
+            if let Err(error) = self.step(key, step, &now).await {
+                plan.trouble = Some(("NotAuthorized", refused(error)?));
+                break;
             }
         }
         let problem = self.problems.of(key);

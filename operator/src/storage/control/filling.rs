@@ -10,8 +10,8 @@ use cluster::{Key, Outcome, Result, Scope};
 use serde_json::Value;
 use virt::time;
 
-use super::{CATCH_UP, Controller, Item, RETRY, cloned_for};
-use crate::storage::action::Action;
+use super::{CATCH_UP, Controller, Item, RETRY, cloned_for, refused};
+use crate::storage::action::{About, Action, Event};
 use crate::storage::apply::Done;
 use crate::storage::class;
 use crate::storage::clone::authorize::Origin;
@@ -143,8 +143,8 @@ impl Controller {
             young: worker.as_ref().is_some_and(|worker| age(&worker.meta).is_some_and(|age| age <= YOUNG)),
         };
         let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
-        for action in &plan.actions {
-            self.applier.apply(action).await?;
+        if let Some(refused) = self.act(&target, &plan.actions).await? {
+            return Ok(refused);
         }
         if let Some(trouble) = &plan.trouble {
             return self.troubled(&target, trouble).await;
@@ -161,6 +161,29 @@ impl Controller {
         let awaited =
             written.filter(|_| scheduled && target.phase == Phase::Pending && plan.actions.is_empty());
         self.unbound(&target, awaited, observed.class).await
+    }
+
+    /// Takes steps towards a claim's content. `Some`: the API server refuses one, and the claim reports it.
+    pub(super) async fn act(&self, target: &Claim, actions: &[Action]) -> Result<Option<Outcome>> {
+        for action in actions {
+            let error = match self.applier.apply(action).await {
+                Ok(_) => {
+                    if let Some(resumed) = filling::resumed(target, action) {
+                        self.applier.apply(&resumed).await?;
+                    }
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let Some(namespace) = filling::made_in(action) else { return Err(error) };
+            let trouble = filling::refusal(namespace, &refused(error)?);
+            if filling::report(target, Some(&trouble)).is_some() {
+                let about = About::claim(&target.meta);
+                self.applier.report(&Event::warning(about, filling::NOT_MADE, trouble.message.clone()));
+            }
+            return self.troubled(target, &trouble).await.map(Some);
+        }
+        Ok(None)
     }
 
     /// Ends the work on a claim that is being deleted.
@@ -391,12 +414,14 @@ impl Controller {
         };
         match started {
             Ok(()) => Ok(Outcome::Done),
-            Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
-                let message = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
-                self.troubled(o.target, &Obstacle { reason: "ErrStartingPod", message }).await
-            }
-            Err(error) => Err(error),
+            Err(error) => self.podless(o.target, error).await,
         }
+    }
+
+    /// Reports that the API server refuses a worker's pod.
+    pub(super) async fn podless(&self, target: &Claim, error: cluster::Error) -> Result<Outcome> {
+        let message = refused(error)?;
+        self.troubled(target, &Obstacle { reason: filling::NOT_STARTED, message }).await
     }
 
     /// Makes an upload server: Service, Secret, pod. Each has a derived name, so a start that was cut short continues.

@@ -312,6 +312,14 @@ fn caches(client: &Client, queue: &Queue<Item>, polled: &Queue<Key>) -> Caches {
     }
 }
 
+/// The text of a refusal by the API server: no permission, a quota, an object that is not valid. Other errors stay errors.
+fn refused(error: cluster::Error) -> Result<String> {
+    if !matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) {
+        return Err(error);
+    }
+    Ok(error.status().map_or_else(|| error.chain(), |status| status.message.clone()))
+}
+
 /// The claim that a helper of a clone is for.
 fn cloned_for(meta: &Meta) -> Option<Key> {
     let (namespace, name) = meta.annotation(names::CLONE_FOR)?.split_once('/')?;

@@ -6,13 +6,14 @@ use cluster::{Key, Outcome, Result};
 use serde_json::{Value, json};
 use virt::time;
 
-use super::{CATCH_UP, Controller, RETRY};
+use super::{CATCH_UP, Controller, RETRY, refused};
 use crate::storage::action::Action;
 use crate::storage::apply::Done;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::token::{self, Target};
+use crate::storage::datavolume::claim::{self, ClusterStorage};
 use crate::storage::datavolume::phase::Work;
-use crate::storage::datavolume::{self, Obstacle, claim::ClusterStorage};
+use crate::storage::datavolume::{self, Obstacle};
 use crate::storage::populate::plan as filling;
 use crate::storage::profile::Profile;
 use crate::storage::resources::DATA_VOLUMES;
@@ -54,12 +55,9 @@ impl Controller {
             match self.applier.apply(action).await {
                 Ok(Done::Written(object)) => claim = Some(Arc::new(Claim::from(&object))),
                 Ok(Done::AlreadyThere) => return Ok(Outcome::After(CATCH_UP)),
-                Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
-                    let message =
-                        error.status().map_or_else(|| error.chain(), |status| status.message.clone());
-                    plan.trouble = Some(datavolume::plan::refusal(&message));
+                Err(error) => {
+                    plan.trouble = Some(datavolume::plan::refusal(&refused(error)?, claim::NOT_VALID));
                 }
-                Err(error) => return Err(error),
             }
         }
         self.report(&volume, claim.as_deref(), offer, plan.trouble.as_ref()).await?;

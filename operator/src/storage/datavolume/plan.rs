@@ -84,12 +84,10 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: C
     }
 }
 
-/// The trouble that an error of the API server means for creating the claim.
-pub fn refusal(message: &str) -> Obstacle {
-    if message.contains("exceeded quota") {
-        return Obstacle { reason: QUOTA, message: message.to_owned() };
-    }
-    Obstacle { reason: claim::NOT_VALID, message: message.to_owned() }
+/// The obstacle that a refusal of a claim by the API server is: a quota, or what `reason` names.
+pub fn refusal(message: &str, reason: &'static str) -> Obstacle {
+    let reason = if message.contains("exceeded quota") { QUOTA } else { reason };
+    Obstacle { reason, message: message.to_owned() }
 }
 
 /// Whether one of our populators fills the claim.

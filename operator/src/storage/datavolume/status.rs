@@ -102,11 +102,7 @@ pub fn report(
 
 /// Whether the transfer is over and the volume is not yet the claim's.
 fn is_settling(claim: Option<&Claim>, facts: Facts) -> bool {
-    facts.populated
-        && facts.complete
-        && claim.is_some_and(|claim| {
-            claim.phase == Binding::Pending && claim.meta.annotation(names::BOUND_MESSAGE).is_none()
-        })
+    facts.populated && facts.complete && claim.is_some_and(|claim| claim.phase == Binding::Pending)
 }
 
 /// Whether the claim has just got its first consumer or its volume, and its worker has not reported yet; or what it waits for
@@ -141,13 +137,12 @@ fn bound(claim: Option<&Claim>, trouble: Option<&Obstacle>) -> Condition {
     match claim.phase {
         Binding::Bound => condition("Bound", "True", "Bound", format!("PVC {name} Bound")),
         Binding::Lost => condition("Bound", "False", "ClaimLost", "Claim Lost"),
-        Binding::Pending => match claim.meta.annotation(names::BOUND_MESSAGE) {
-            Some(message) => {
-                let reason = claim.meta.annotation(names::BOUND_REASON).unwrap_or("Pending");
-                condition("Bound", "False", reason, format!("target PVC {name} Pending and {message}"))
-            }
-            None => condition("Bound", "False", "Pending", format!("PVC {name} Pending")),
-        },
+        // The claim that is filled in its place is refused.
+        Binding::Pending if claim.meta.says(names::RUNNING_REASON, super::QUOTA) => {
+            let message = claim.meta.annotation(names::RUNNING_MESSAGE).unwrap_or_default();
+            condition("Bound", "False", super::QUOTA, format!("target PVC {name} Pending and {message}"))
+        }
+        Binding::Pending => condition("Bound", "False", "Pending", format!("PVC {name} Pending")),
     }
 }
 
@@ -292,6 +287,27 @@ fn condition_events(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::populate::plan::waiting;
+
+    #[test]
+    fn a_quota_that_refuses_the_prime_claim_is_the_reason_of_both_conditions() {
+        let volume = DataVolume::from(&json!({
+            "metadata": {"name": "disk", "namespace": "n", "uid": "u"},
+            "spec": {"source": {"http": {"url": "http://a"}}}, "status": {"phase": "Pending"},
+        }));
+        let mut claim = Claim::default();
+        claim.meta.name = "disk".into();
+        let message = "exceeded quota: claims".to_owned();
+        claim.meta.annotations.extend(waiting(&Obstacle { reason: super::super::QUOTA, message }));
+        let report = report(&volume, Some(&claim), Facts::default(), None, "now");
+        let condition = |kind: &str| report.status.condition(kind).unwrap().clone();
+        let (bound, running) = (condition("Bound"), condition("Running"));
+        assert_eq!((bound.status.as_str(), bound.reason.as_str()), ("False", "ErrExceededQuota"));
+        assert_eq!(bound.message, "target PVC disk Pending and exceeded quota: claims");
+        assert_eq!((running.status.as_str(), running.reason.as_str()), ("False", "ErrExceededQuota"));
+        let warnings = report.events.iter().filter(|event| event.warning).count();
+        assert_eq!((report.status.phase.as_str(), warnings), ("Pending", 2));
+    }
 
     #[test]
     fn a_wait_for_the_driver_is_reported_until_the_worker_reports() {

@@ -13,10 +13,18 @@ use super::mirror::{self, Changes};
 use super::prime;
 use super::task::Task;
 use crate::storage::action::{About, Action, Event, Kind};
-use crate::storage::datavolume::Obstacle;
+use crate::storage::datavolume::plan as volumes;
+use crate::storage::datavolume::{Obstacle, QUOTA};
 use crate::storage::names;
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::{Claim, Class, Source, Volume, Worker};
+
+/// Reason when the API server refuses a claim that helps to fill another one.
+pub const NOT_MADE: &str = "ErrCreatingPVCPrime";
+/// Reason while a clone is made by the storage.
+pub const POPULATING: &str = "Populator is running";
+/// Reason when the API server refuses a worker's pod.
+pub const NOT_STARTED: &str = "ErrStartingPod";
 
 /// The observation.
 #[derive(Clone, Copy, Debug)]
@@ -369,19 +377,77 @@ fn release(o: &Observed<'_>, written: &Claim) -> Option<Action> {
     })
 }
 
+/// Namespace of the object that a step makes or enlarges, which quotas and policies may refuse.
+pub fn made_in(action: &Action) -> Option<&str> {
+    match action {
+        Action::Create(object) => object["metadata"]["namespace"].as_str(),
+        Action::Expand { claim: (namespace, _), .. } => Some(namespace),
+        Action::Annotate { .. }
+        | Action::Mark { .. }
+        | Action::Rebind { .. }
+        | Action::Adopt { .. }
+        | Action::Delete { .. }
+        | Action::Release { .. }
+        | Action::Finalize { .. }
+        | Action::Forget { .. }
+        | Action::Report(_) => None,
+    }
+}
+
+/// The obstacle of a claim when the API server refuses such a step in a namespace with this text.
+pub fn refusal(namespace: &str, said: &str) -> Obstacle {
+    let obstacle = volumes::refusal(&format!("{said} (in namespace {namespace})"), NOT_MADE);
+    match obstacle.is_quota() {
+        true => {
+            let message = format!("{}: raise the quota, or delete what counts against it", obstacle.message);
+            Obstacle { message, ..obstacle }
+        }
+        false => obstacle,
+    }
+}
+
+/// Ends the report of a refusal when the step is taken after all: a clone goes on, else the worker reports next.
+pub fn resumed(target: &Claim, action: &Action) -> Option<Action> {
+    let reason = target.meta.annotation(names::RUNNING_REASON)?;
+    if made_in(action).is_none() || ![QUOTA, NOT_MADE].contains(&reason) {
+        return None;
+    }
+    let cloned = target.meta.annotation(names::CLONE_TYPE).is_some();
+    let values = if cloned { ["true", POPULATING, ""].map(Some) } else { [None; 3] };
+    let changes = RUNNING.into_iter().zip(values);
+    let changes = changes.map(|(name, value)| (name.to_owned(), value.map(str::to_owned))).collect();
+    Some(annotate(target, changes, BTreeMap::new()))
+}
+
+/// Annotations of a claim about its worker: whether it runs, reason, message.
+const RUNNING: [&str; 3] = [names::RUNNING, names::RUNNING_REASON, names::RUNNING_MESSAGE];
+/// The same about the sending worker of a clone.
+const SOURCE_RUNNING: [&str; 3] =
+    [names::SOURCE_RUNNING, names::SOURCE_RUNNING_REASON, names::SOURCE_RUNNING_MESSAGE];
+
+fn stopped(annotations: [&str; 3], trouble: &Obstacle) -> [(String, String); 3] {
+    let [running, reason, message] = annotations;
+    [(running, "false"), (reason, trouble.reason), (message, trouble.message.as_str())]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+}
+
 /// The annotations of a claim with a trouble.
 pub fn waiting(trouble: &Obstacle) -> [(String, String); 3] {
-    [
-        (names::RUNNING, "false"),
-        (names::RUNNING_REASON, trouble.reason),
-        (names::RUNNING_MESSAGE, trouble.message.as_str()),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    stopped(RUNNING, trouble)
 }
 
 /// Annotations that report a trouble on the claim, if they differ from those it has.
 pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
-    let changes: Changes = waiting(trouble?)
+    differing(target, waiting(trouble?))
+}
+
+/// The same for a trouble of the sending worker.
+pub fn report_sender(target: &Claim, trouble: &Obstacle) -> Option<Action> {
+    differing(target, stopped(SOURCE_RUNNING, trouble))
+}
+
+fn differing(target: &Claim, wanted: [(String, String); 3]) -> Option<Action> {
+    let changes: Changes = wanted
         .into_iter()
         .filter(|(name, value)| !target.meta.says(name, value))
         .map(|(name, value)| (name, Some(value)))
@@ -412,6 +478,52 @@ mod tests {
                 "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]},
             "status": {"phase": phase},
         }))
+    }
+
+    #[test]
+    #[test]
+    fn a_refused_step_is_reported_until_it_is_taken() {
+        let target = |annotations: &Value| {
+            Claim::from(
+                &json!({"metadata": {"name": "disk", "namespace": "n", "uid": "c", "annotations": annotations}}),
+            )
+        };
+        let made = json!({"kind": "PersistentVolumeClaim", "metadata": {"namespace": "golden"}});
+        let made = Action::Create(made);
+        assert_eq!(made_in(&made), Some("golden"));
+        let grown = Action::Expand { claim: ("n".into(), "tmp".into()), uid: String::new(), size: 1 };
+        assert_eq!(made_in(&grown), Some("n"));
+        let said = "persistentvolumeclaims \"prime\" is forbidden: exceeded quota: claims";
+        let quota = refusal("golden", said);
+        assert_eq!(quota.reason, "ErrExceededQuota");
+        assert!(quota.message.starts_with(said) && quota.message.contains("in namespace golden"));
+        let policy = refusal("n", "denied the request");
+        assert_eq!(
+            (policy.reason, policy.message.as_str()),
+            (NOT_MADE, "denied the request (in namespace n)")
+        );
+        // Reported once, and no more when the step is taken.
+        let none = target(&json!({}));
+        let report = report(&none, Some(&quota));
+        let Some(Action::Annotate { annotations, .. }) = report else { panic!("{report:?}") };
+        let told = target(&json!(annotations));
+        assert_eq!(super::report(&told, Some(&quota)), None);
+        let resumes = |claim: &Claim| match resumed(claim, &made) {
+            Some(Action::Annotate { annotations, .. }) => annotations.get(names::RUNNING).cloned(),
+            _ => None,
+        };
+        assert_eq!(resumes(&none), None);
+        assert_eq!(resumes(&told), Some(None));
+        let mut clone = told;
+        clone.meta.annotations.insert(names::CLONE_TYPE.to_owned(), "csi-clone".to_owned());
+        assert_eq!(resumes(&clone), Some(Some("true".to_owned())));
+        assert_eq!(resumed(&clone, &delete_claim(&clone)), None);
+        // The sender's trouble leaves that of the server alone.
+        let trouble = Obstacle { reason: NOT_STARTED, message: "no pods".into() };
+        let report = report_sender(&none, &trouble);
+        let Some(Action::Annotate { annotations, .. }) = report else { panic!("{report:?}") };
+        assert_eq!(annotations[names::SOURCE_RUNNING_REASON].as_deref(), Some(NOT_STARTED));
+        assert!(!annotations.contains_key(names::RUNNING));
     }
 
     #[test]

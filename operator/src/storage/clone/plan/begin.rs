@@ -10,6 +10,7 @@ use crate::storage::action::Action;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::choose::{self, CloneSource, CloneTarget};
 use crate::storage::names;
+use crate::storage::populate::plan::POPULATING;
 use crate::storage::profile::CloneStrategy;
 
 /// Chooses the way, and writes it down before anything is made.
@@ -53,7 +54,7 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
         (names::CLONE_PHASE, first_phase(o, way)),
         (names::CLONE_TYPE, way.word()),
         (names::RUNNING, "true"),
-        (names::RUNNING_REASON, "Populator is running"),
+        (names::RUNNING_REASON, POPULATING),
         (names::RUNNING_MESSAGE, ""),
     ];
     changes.extend(far(o));
