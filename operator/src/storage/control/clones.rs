@@ -207,7 +207,7 @@ impl Controller {
     }
 
     /// The snapshot that is cloned, with the fields of its content. A snapshot without a known node is on that of its claim.
-    async fn source_snapshot(&self, key: &Key) -> Result<Option<Snapshot>> {
+    pub(super) async fn source_snapshot(&self, key: &Key) -> Result<Option<Snapshot>> {
         let Some(mut snapshot) = self.snapshot(key).await? else { return Ok(None) };
         if !snapshot.content.is_empty() {
             let content = self.client.find::<Value>(CONTENTS, &Key::cluster(&snapshot.content)).await?;

@@ -17,10 +17,21 @@ use crate::storage::datavolume::{self, Obstacle};
 use crate::storage::populate::plan as filling;
 use crate::storage::profile::Profile;
 use crate::storage::resources::DATA_VOLUMES;
-use crate::storage::seen::{Claim, DataVolume};
+use crate::storage::seen::{Claim, DataVolume, Snapshot};
 use crate::storage::settings::Settings;
 use crate::storage::written::Collection;
 use crate::storage::{keys, names, signers};
+
+/// Size of the disk in a snapshot: that of a Filesystem volume fills what the filesystem leaves. `claim`: the snapshot's.
+/// A snapshot of an unknown volume mode counts as one of a Block volume, so that the disk fits in any case.
+fn disk_of(snapshot: &Snapshot, claim: Option<&Claim>, settings: &Settings) -> u64 {
+    match snapshot.block.or_else(|| claim.map(|claim| claim.block)).unwrap_or(true) {
+        true => snapshot.size,
+        false => {
+            settings.overhead_of(claim.and_then(|claim| claim.class.as_deref()), false).disk_in(snapshot.size)
+        }
+    }
+}
 
 impl Controller {
     /// A DataVolume: its claim, then its status.
@@ -104,7 +115,10 @@ impl Controller {
             return Ok(Ok((granted, None)));
         }
         let size = match origin.snapshot {
-            true => self.snapshot(&origin.key()).await?.map(|snapshot| snapshot.size),
+            true => self.source_snapshot(&origin.key()).await?.map(|snapshot| {
+                let claim = Key::new(&origin.namespace, &snapshot.claim);
+                disk_of(&snapshot, self.caches.claims.get(&claim).as_deref(), settings)
+            }),
             false => self.caches.claims.get(&origin.key()).map(|source| {
                 // The disk of a Filesystem volume fills what the filesystem leaves.
                 settings.overhead_of(source.class.as_deref(), source.block).disk_in(source.capacity)
@@ -172,6 +186,36 @@ impl Controller {
                 self.applier.apply(&Action::Report(event)).await?;
             }
             volume.status = report.status;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_of_a_filesystem_has_room_for_a_smaller_disk() {
+        let settings = Settings::from(&json!({
+            "spec": {"filesystemOverhead": {"global": "0.06", "storageClass": {"wide": "0.5"}}},
+        }));
+        let claim = |class: &str, mode: &str| {
+            Claim::from(&json!({"spec": {"storageClassName": class, "volumeMode": mode}}))
+        };
+        let (file, raw, wide) =
+            (claim("fast", "Filesystem"), claim("fast", "Block"), claim("wide", "Filesystem"));
+        let size = settings.overhead_of(Some("fast"), false).volume_for(1 << 30);
+        for (block, claim, expected) in [
+            (Some(false), None, 1 << 30),
+            (Some(false), Some(&file), 1 << 30),
+            (None, Some(&file), 1 << 30),
+            (Some(false), Some(&wide), settings.overhead_of(Some("wide"), false).disk_in(size)),
+            (Some(true), Some(&file), size),
+            (None, Some(&raw), size),
+            (None, None, size),
+        ] {
+            let snapshot = Snapshot { size, block, ..Snapshot::default() };
+            assert_eq!(disk_of(&snapshot, claim, &settings), expected, "{block:?} {claim:?}");
         }
     }
 }
