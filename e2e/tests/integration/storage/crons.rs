@@ -8,7 +8,7 @@ use e2e::peer::web::Web;
 use image::layer::{self, Layer, Member};
 use serde_json::{Value, json};
 
-use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, PLATFORM, assert_same};
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, PLATFORM, apply, assert_same};
 use crate::storage::space::{Space, until};
 
 fn condition(space: &Space, kind: &str, name: &str, condition: &str) -> Option<(String, String)> {
@@ -62,6 +62,30 @@ fn a_source_that_changes_is_imported_again() {
     assert_same(&space.file(&second));
     until("the old import is gone", || space.get("DataVolume", &first).is_none().then_some(()));
     assert!(space.get("DataVolume", &second).is_some());
+}
+
+#[test]
+fn a_source_in_another_namespace_needs_the_right_of_the_imports_account() {
+    let (golden, space) = (Space::new("crons-golden"), Space::new("crons-far"));
+    golden.data_volume("golden", &json!({"blank": {}}), IMMEDIATE, "Filesystem", &json!({}));
+    golden.phases("golden", "Succeeded");
+    cron(&space, &json!({}), &json!({"pvc": {"namespace": "crons-golden", "name": "golden"}}));
+    until("the cron may not clone", || {
+        let (status, reason) = condition(&space, "DataImportCron", "nightly", "UpToDate")?;
+        (status == "False" && reason == "NotAuthorized").then_some(())
+    });
+    assert!(space.names("DataVolume").is_empty());
+    apply(
+        &CLUSTER,
+        "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
+         metadata: {name: cloner, namespace: crons-golden}\n\
+         roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: \"cdi.kubevirt.io:clone-sourcer\"}\n\
+         subjects: [{kind: ServiceAccount, name: default, namespace: crons-far}]\n",
+    );
+    let import = pointed(&space, "");
+    space.phases(&import, "Succeeded");
+}
+
 }
 
 #[test]

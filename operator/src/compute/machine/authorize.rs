@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::compute::context::Context;
 use crate::storage::clone::authorize::Origin;
-use crate::storage::clone::token::{self, Target};
+use crate::storage::clone::token::Target;
 use crate::storage::clone::{authorize, cloned, permit};
-use crate::storage::{keys, names};
+use crate::storage::names;
 
 /// The source of a DataVolume of the VM that is a clone and needs its source.
 ///
@@ -43,14 +43,8 @@ pub(super) async fn grant(
         return Ok(());
     }
     let user = authorize::service_account(&namespace, account(machine));
-    if !permit::allowed(&context.client, &user, origin, &namespace).await? {
-        return Err(Error::new(Kind::Forbidden, authorize::denial(&user.username, &origin.namespace)));
-    }
-    let keys = keys::read(&context.client, &context.namespace).await?;
-    let grant = token::grant(origin, Target { namespace: &namespace, name: &name, uid: None });
-    let token = keys.sign(&grant, virt::time::now());
-    let token =
-        token.map_err(|error| Error::caused(Kind::Unreadable, "tokens cannot be signed yet", error))?;
+    let target = Target { namespace: &namespace, name: &name, uid: None };
+    let token = permit::token(&context.client, &context.namespace, &user, origin, target).await?;
     volume["metadata"]["annotations"][names::CLONE_TOKEN] = json!(token);
     Ok(())
 }

@@ -5,10 +5,13 @@ use serde_json::{Value, json};
 use virt::time;
 
 use super::{Controller, RECHECK, RETRY, refused};
-use crate::storage::clone::authorize::Origin;
+use crate::storage::clone::authorize::{self, Origin};
+use crate::storage::clone::permit;
+use crate::storage::clone::token::Target;
 use crate::storage::cron::plan::{self, Observed, Step};
-use crate::storage::cron::seen::{CRON, LAST_USED};
+use crate::storage::cron::seen::{CRON, Cron, LAST_USED};
 use crate::storage::cron::status;
+use crate::storage::names;
 use crate::storage::resources::{CRONS, DATA_SOURCES, DATA_VOLUMES};
 use crate::storage::seen::{DataVolume, Source};
 
@@ -39,7 +42,7 @@ impl Controller {
             now: &now,
         });
         for step in &plan.steps {
-            if let Err(error) = self.step(key, step, &now).await {
+            if let Err(error) = self.step(&cron, step, &now).await {
                 plan.trouble = Some(("NotAuthorized", refused(error)?));
                 break;
             }
@@ -59,10 +62,28 @@ impl Controller {
         })
     }
 
-    async fn step(&self, key: &Key, step: &Step, now: &str) -> Result<()> {
+    /// Puts a token on the import of a source in another namespace, which the ServiceAccount of the cron's imports has to
+    /// be allowed to clone: the operator, which creates them, may clone everything.
+    async fn granted(&self, cron: &Cron, import: &Value) -> Result<Value> {
+        let namespace = &cron.meta.namespace;
+        let mut import = import.clone();
+        let far = Origin::of(&cron.source, namespace).filter(|origin| origin.namespace != *namespace);
+        if let Some(origin) = far {
+            let user = authorize::service_account(namespace, &cron.account);
+            let name = import["metadata"]["name"].as_str().unwrap_or_default();
+            let target = Target { namespace, name, uid: None };
+            let token = permit::token(&self.client, &self.setup.namespace, &user, &origin, target).await?;
+            import["metadata"]["annotations"][names::CLONE_TOKEN] = json!(token);
+        }
+        Ok(import)
+    }
+
+    async fn step(&self, cron: &Cron, step: &Step, now: &str) -> Result<()> {
+        let namespace = cron.meta.namespace.as_str();
         match step {
             Step::Import(volume) => {
-                match self.client.create::<Value>(DATA_VOLUMES, key.namespace(), volume).await {
+                let volume = self.granted(cron, volume).await?;
+                match self.client.create::<Value>(DATA_VOLUMES, namespace, &volume).await {
                     Err(error) if error.is_already_exists() => {}
                     made => {
                         made?;
@@ -71,17 +92,18 @@ impl Controller {
             }
             Step::Use(name) => {
                 let patch = json!({"metadata": {"annotations": {LAST_USED: now}}});
-                let key = Key::new(key.namespace(), name);
+                let key = Key::new(namespace, name);
                 let _: Value = self.client.merge_patch(DATA_VOLUMES, &key, &patch).await?;
+            }
             }
             Step::Point(source) => {
                 let name = source["metadata"]["name"].as_str().unwrap_or_default();
                 let apply = Apply { manager: MANAGER, force: true };
-                let key = Key::new(key.namespace(), name);
+                let key = Key::new(namespace, name);
                 let _: Value = self.client.apply(DATA_SOURCES, &key, source, apply).await?;
             }
             Step::Drop { name, uid } => {
-                let key = Key::new(key.namespace(), name);
+                let key = Key::new(namespace, name);
                 match self.client.delete(DATA_VOLUMES, &key, &Delete::default().uid(uid)).await {
                     Err(error) if error.is_conflict() => {}
                     existed => {

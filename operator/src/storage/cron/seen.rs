@@ -25,6 +25,9 @@ pub struct Cron {
     pub source: Source,
     /// `spec.managedDataSource`.
     pub managed: String,
+    /// ServiceAccount that has to be allowed to clone the source: `spec.serviceAccountName`, else that of the template;
+    /// empty for `default`.
+    pub account: String,
     /// `spec.schedule`; empty for no polls.
     pub schedule: String,
     /// Imports that are kept.
@@ -44,6 +47,11 @@ impl From<&Value> for Cron {
             meta: Meta::from(object),
             source: Source::from(&spec["template"]["spec"]["source"]),
             template: spec["template"].clone(),
+            account: [&spec["serviceAccountName"], &spec["template"]["spec"]["serviceAccountName"]]
+                .into_iter()
+                .map(text)
+                .find(|name| !name.is_empty())
+                .unwrap_or_default(),
             managed: text(&spec["managedDataSource"]),
             schedule: text(&spec["schedule"]),
             keep: spec["importsToKeep"].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(3),
