@@ -183,6 +183,8 @@ fn operator() -> Vec<Value> {
         // Servers of uploads and clones: their Services, and Secrets with their certificates.
         rule("", &["services"], &["get", "create", "delete"]),
         rule("", &["secrets"], &["create", "delete"]),
+        // Certificates of the import proxy, for importers.
+        rule("", &["configmaps"], &["create"]),
         // Events of provisioners about claims are listed.
         rule("", &["events"], &["create", "patch", "list"]),
         rule("apps", &["controllerrevisions"], &["get", "create"]),

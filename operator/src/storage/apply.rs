@@ -109,6 +109,7 @@ impl Applier {
             Some("Pod") => (PODS, Some(Collection::Workers)),
             Some("Service") => (resources::SERVICES, None),
             Some("Secret") => (resources::SECRETS, None),
+            Some("ConfigMap") => (resources::CONFIG_MAPS, None),
             Some("VolumeSnapshot") => (resources::SNAPSHOTS, None),
             Some(_) | None => {
                 let kind = object["kind"].to_string();

@@ -26,6 +26,8 @@ pub const PODS: Resource = Resource::namespaced("", "v1", "pods");
 pub const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 /// Secrets.
 pub const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
+/// ConfigMaps.
+pub const CONFIG_MAPS: Resource = Resource::namespaced("", "v1", "configmaps");
 /// Storage classes.
 pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 /// Room for volumes on nodes.

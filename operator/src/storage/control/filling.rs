@@ -21,7 +21,7 @@ use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
 use crate::storage::populate::task::{self, Named, Task};
-use crate::storage::resources::{self, CAPACITIES, SERVICES, VOLUMES};
+use crate::storage::resources::{self, CAPACITIES, CONFIG_MAPS, SERVICES, VOLUMES};
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::worker::{Hindrance, Worker};
 use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, Volume};
@@ -410,12 +410,37 @@ impl Controller {
                         .to_owned();
                 return self.troubled(o.target, &Obstacle { reason: "SourceNotSupported", message }).await;
             };
-            self.applier.apply(&Action::Create(pod)).await.map(|_| ())
+            self.start_importer(&import, pod).await
         };
         match started {
             Ok(()) => Ok(Outcome::Done),
             Err(error) => self.podless(o.target, error).await,
         }
+    }
+
+    /// Makes an importer: the ConfigMap with the proxy's certificates, then the pod.
+    async fn start_importer(&self, import: &importer::Import<'_>, pod: Value) -> Result<()> {
+        let Meta { name, namespace, .. } = &import.written.meta;
+        if importer::goes_by_proxy(&import.task.source, import.settings) {
+            let trusted = self.proxy_certificates(import.settings).await?;
+            let name = importer::proxy_map(name);
+            let map = importer::proxy_certificates(&name, namespace, import.owner, &trusted);
+            self.applier.apply(&Action::Create(map)).await?;
+        }
+        self.applier.apply(&Action::Create(pod)).await?;
+        Ok(())
+    }
+
+    /// The installation's ConfigMap with the proxy's certificates.
+    pub(super) async fn proxy_certificates(&self, settings: &Settings) -> Result<Value> {
+        let key = Key::new(&self.setup.namespace, &settings.proxy.certificates);
+        self.client.find::<Value>(CONFIG_MAPS, &key).await?.ok_or_else(|| {
+            let text = format!(
+                "ConfigMap {key} does not exist, which importProxy.trustedCAProxy of CDI names: create it, or remove \
+                 its name"
+            );
+            cluster::Error::new(cluster::Kind::Invalid, text)
+        })
     }
 
     /// Reports that the API server refuses a worker's pod.

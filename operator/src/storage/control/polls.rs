@@ -13,7 +13,7 @@ use cluster::{Key, Outcome, Result, Scope};
 use serde_json::{Value, json};
 use virt::time;
 
-use super::{Controller, Item};
+use super::{Controller, Item, refused};
 use crate::storage::action::{About, Action, Event, Kind};
 use crate::storage::cron::poll::{self, Due, How};
 use crate::storage::cron::seen::Cron;
@@ -166,7 +166,15 @@ impl Controller {
     /// The answer of a pod in the cron's namespace; `None` while it works. Makes it, and deletes it in the end.
     async fn by_pod(&self, cron: &Cron) -> Result<Option<Answer>> {
         let settings = self.settings();
-        let Some(pod) = importer::poll(cron, &settings, &self.setup.images) else {
+        let certificates = match importer::goes_by_proxy(&cron.source, &settings) {
+            true => match self.proxy_certificates(&settings).await {
+                Ok(trusted) => Some(poll::proxy_certificates(cron, &trusted)),
+                Err(error) => return refused(error).map(|text| Some(Answer::Failed(text))),
+            },
+            false => None,
+        };
+        let map = certificates.as_ref().and_then(|map| map["metadata"]["name"].as_str()).unwrap_or_default();
+        let Some(pod) = importer::poll(cron, &settings, &self.setup.images, map) else {
             return Ok(Some(Answer::Failed("only http, s3, gcs and registry sources are polled".to_owned())));
         };
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
@@ -175,14 +183,12 @@ impl Controller {
             return Ok(None);
         }
         let Some(worker) = self.caches.workers.get(&key) else {
-            return match self.applier.apply(&Action::Create(pod)).await {
-                Ok(_) => Ok(None),
-                Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
-                    let text = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
-                    Ok(Some(Answer::Failed(text)))
+            for object in certificates.into_iter().chain([pod]) {
+                if let Err(error) = self.applier.apply(&Action::Create(object)).await {
+                    return refused(error).map(|text| Some(Answer::Failed(text)));
                 }
-                Err(error) => Err(error),
-            };
+            }
+            return Ok(None);
         };
         if worker.meta.deleting || !worker.meta.is_controlled_by(&cron.meta.uid) {
             return Ok(None);

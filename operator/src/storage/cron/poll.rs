@@ -16,6 +16,7 @@ use super::seen::{Cron, DESIRED, LAST_POLLED, NEXT_POLL};
 use crate::storage::names;
 use crate::storage::seen::Source;
 use crate::storage::settings::Settings;
+use crate::storage::worker::importer;
 
 /// How a source is polled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +112,14 @@ pub fn due(cron: &Cron, now: u64) -> Due {
         Some(next) => Due::At(next),
         None => Due::Never,
     }
+}
+
+/// The ConfigMap with the proxy's certificates for a poll's pod. Its name changes with them: the ConfigMap stays while the
+/// cron exists, and is not written again.
+pub fn proxy_certificates(cron: &Cron, trusted: &Value) -> Value {
+    let version = names::digest(&trusted["data"].to_string(), 8);
+    let name = importer::proxy_map(&format!("poll-{}-{version}", cron.meta.name));
+    importer::proxy_certificates(&name, &cron.meta.namespace, &importer::owned_by(cron), trusted)
 }
 
 /// The annotations of a cron for this version of its source.
@@ -231,6 +240,18 @@ mod tests {
         );
         assert_eq!(mark[NEXT_POLL], "2026-01-03T03:00:00Z");
         assert!(of("sha256:x")[DESIRED].as_str().unwrap().starts_with("etag:"));
+    }
+
+    #[test]
+    fn changed_certificates_of_the_proxy_get_another_config_map() {
+        let cron = cron(&json!({}), "", &json!({}));
+        let name = |data: &str| {
+            let map = proxy_certificates(&cron, &json!({"data": {"ca.pem": data}}));
+            assert_eq!(map["data"]["ca.pem"], data);
+            map["metadata"]["name"].as_str().unwrap().to_owned()
+        };
+        assert!(name("a").starts_with("import-proxy-cm-poll-c-"));
+        assert!(name("a") == name("a") && name("a") != name("b"));
     }
 
     #[test]

@@ -69,6 +69,13 @@ impl Parts {
         }
     }
 
+    fn proxy_certificates(&mut self, job: &mut Job, map: &str) {
+        if !map.is_empty() {
+            job.proxy_cert_dir = PROXY_CERTIFICATES.to_owned();
+            self.mount("cdi-proxy-cert-vol", PROXY_CERTIFICATES, &json!({"configMap": {"name": map}}));
+        }
+    }
+
     fn keys(&mut self, secret: &str) {
         for (variable, key) in
             [("IMPORTER_ACCESS_KEY_ID", "accessKeyId"), ("IMPORTER_SECRET_KEY", "secretKey")]
@@ -109,20 +116,45 @@ pub fn pod(import: &Import<'_>) -> Option<Value> {
         | Source::Unsupported(_)
         | Source::Missing => return None,
     }
-    if !settings.proxy.certificates.is_empty() {
-        let map = format!("import-proxy-cm-{}", written.meta.name);
-        job.proxy_cert_dir = PROXY_CERTIFICATES.to_owned();
-        parts.mount(
-            "cdi-proxy-cert-vol",
-            PROXY_CERTIFICATES,
-            &json!({"configMap": {"name": map, "optional": true}}),
-        );
+    if goes_by_proxy(&task.source, settings) {
+        parts.proxy_certificates(&mut job, &proxy_map(&written.meta.name));
     }
     Some(assemble(import, &job, parts, owner, images))
 }
 
-/// The pod that reports the version of a DataImportCron's source. `None` for a source without versions.
-pub fn poll(cron: &Cron, settings: &Settings, images: &Images) -> Option<Value> {
+/// Whether the import of a source trusts the proxy's certificates, too.
+pub fn goes_by_proxy(source: &Source, settings: &Settings) -> bool {
+    !settings.proxy.certificates.is_empty() && *source != Source::Blank
+}
+
+/// Name of the ConfigMap with the proxy's certificates for a worker.
+pub fn proxy_map(worker: &str) -> String {
+    names::fitted("import-proxy-cm", worker)
+}
+
+/// That ConfigMap: a copy of the installation's, which pods of other namespaces cannot mount.
+pub fn proxy_certificates(name: &str, namespace: &str, owner: &Value, trusted: &Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": name, "namespace": namespace, "labels": {"app": names::APP}, "ownerReferences": [owner],
+        },
+        "data": trusted["data"],
+    })
+}
+
+/// The owner reference to a DataImportCron.
+pub fn owned_by(cron: &Cron) -> Value {
+    json!({
+        "apiVersion": names::API_VERSION, "kind": "DataImportCron", "name": cron.meta.name,
+        "uid": cron.meta.uid, "controller": true, "blockOwnerDeletion": true,
+    })
+}
+
+/// The pod that reports the version of a DataImportCron's source. `None` for a source without versions. `proxy`: the
+/// ConfigMap with the proxy's certificates; empty for none.
+pub fn poll(cron: &Cron, settings: &Settings, images: &Images, proxy: &str) -> Option<Value> {
     let mut parts = Parts::default();
     let mut job = Job {
         http_proxy: settings.proxy.http.clone(),
@@ -141,6 +173,7 @@ pub fn poll(cron: &Cron, settings: &Settings, images: &Images) -> Option<Value> 
         | Source::Unsupported(_)
         | Source::Missing => return None,
     }
+    parts.proxy_certificates(&mut job, proxy);
     let mut variables = environment(job.to_env());
     variables.extend(parts.variables);
     let mut spec = json!({
@@ -171,10 +204,7 @@ pub fn poll(cron: &Cron, settings: &Settings, images: &Images) -> Option<Value> 
             "namespace": cron.meta.namespace,
             "labels": {"app": names::APP, names::WORKER: names::IMPORTER, names::POLLER: "true"},
             "annotations": annotations(&user, names::CREATED_BY_CONTROLLER),
-            "ownerReferences": [{
-                "apiVersion": names::API_VERSION, "kind": "DataImportCron", "name": cron.meta.name,
-                "uid": cron.meta.uid, "controller": true, "blockOwnerDeletion": true,
-            }],
+            "ownerReferences": [owned_by(cron)],
         },
         "spec": spec,
     }))
@@ -468,7 +498,7 @@ mod tests {
             "metadata": {"name": "nightly", "namespace": "n", "uid": "c"},
             "spec": {"template": {"spec": {"source": {"registry": {"url": "docker://reg/a", "secretRef": "s"}}}}},
         }));
-        let pod = poll(&cron, &Settings::default(), &Images::default()).unwrap();
+        let pod = poll(&cron, &Settings::default(), &Images::default(), "").unwrap();
         assert_eq!(pod["metadata"]["name"], "poll-nightly");
         assert_eq!(pod["spec"]["containers"][0]["args"][0], "inspect");
         let read = job(&pod);
@@ -482,6 +512,38 @@ mod tests {
             crate::storage::seen::Meta::from(&pod).controller().map(|owner| owner.uid.clone()),
             Some("c".into())
         );
+    }
+
+    #[test]
+    fn workers_mount_the_copy_of_the_proxys_certificates() {
+        let settings = Settings::from(&json!({"spec": {"importProxy": {"trustedCAProxy": "trusted"}}}));
+        let mounted = |pod: &Value| {
+            let volumes = pod["spec"]["volumes"].as_array().unwrap();
+            let found = volumes.iter().find(|volume| volume["name"] == "cdi-proxy-cert-vol");
+            let name = found.map(|volume| volume["configMap"]["name"].as_str().unwrap().to_owned());
+            (name, job(pod).proxy_cert_dir)
+        };
+        let import = made(&json!({"http": {"url": "https://a/b"}}), false, &settings).unwrap();
+        assert_eq!(
+            mounted(&import),
+            (Some("import-proxy-cm-prime-u".to_owned()), PROXY_CERTIFICATES.to_owned())
+        );
+        let blank = made(&json!({"blank": {}}), false, &settings).unwrap();
+        assert_eq!(mounted(&blank), (None, String::new()));
+        let cron = Cron::from(&json!({
+            "metadata": {"name": "nightly", "namespace": "n", "uid": "c"},
+            "spec": {"template": {"spec": {"source": {"http": {"url": "https://a/b"}}}}},
+        }));
+        let poll = |proxy: &str| poll(&cron, &settings, &Images::default(), proxy).unwrap();
+        assert_eq!(mounted(&poll("copy")), (Some("copy".to_owned()), PROXY_CERTIFICATES.to_owned()));
+        assert_eq!(mounted(&poll("")).0, None);
+        let trusted = json!({"metadata": {"name": "trusted"}, "data": {"ca.pem": "x"}});
+        let map = proxy_certificates(&proxy_map("prime-u"), "n", &owned_by(&cron), &trusted);
+        assert_eq!(
+            (&map["metadata"]["name"], &map["data"]["ca.pem"]),
+            (&json!("import-proxy-cm-prime-u"), &json!("x"))
+        );
+        assert_eq!(map["metadata"]["ownerReferences"][0]["uid"], "c");
     }
 
     #[test]
