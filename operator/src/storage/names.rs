@@ -95,7 +95,7 @@ annotations! {
     PREPOPULATED = "storage.prePopulated";
     /// On a DataVolume: look for a volume that is reserved for its claim before anything is transferred.
     CHECK_STATIC_VOLUME = "storage.checkStaticVolume";
-    /// On a DataVolume: names of volumes one of which its claim has to bind to.
+    /// On a claim: names of volumes one of which it has to bind to, as JSON.
     VOLUME_LIST = "storage.persistentVolumeList";
     /// On a claim: id of the DataVolume it was made for.
     CREATED_FOR = "createdForDataVolume";

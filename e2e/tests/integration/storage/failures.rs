@@ -250,6 +250,41 @@ fn a_deleted_claim_is_made_and_filled_again() {
 }
 
 #[test]
+fn a_volume_that_is_reserved_for_the_claim_is_used_as_it_is() {
+    let space = Space::new("failures-static");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    space.data_volume("before", &source, IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("before", "Succeeded");
+    let claim = space.get("PersistentVolumeClaim", "before").unwrap();
+    let volume = claim["spec"]["volumeName"].as_str().unwrap().to_owned();
+    space.patch("PersistentVolume", &volume, &json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
+    space.delete("DataVolume", "before");
+    until("the volume is released", || {
+        (space.get("PersistentVolume", &volume)?["status"]["phase"] == "Released").then_some(())
+    });
+    let reserved =
+        json!({"namespace": "failures-static", "name": "after", "uid": null, "resourceVersion": null});
+    space.patch("PersistentVolume", &volume, &json!({"spec": {"claimRef": reserved}}));
+    until("the volume is available", || {
+        (space.get("PersistentVolume", &volume)?["status"]["phase"] == "Available").then_some(())
+    });
+    // A transfer would fail.
+    let absent = json!({"http": {"url": web.url("absent.qcow2")}});
+    let checked = json!({"cdi.kubevirt.io/storage.checkStaticVolume": ""});
+    space.data_volume("after", &absent, IMMEDIATE, "Filesystem", &checked);
+    assert_eq!(space.phases("after", "Succeeded").last().map(String::as_str), Some("Succeeded"));
+    let claim = space.get("PersistentVolumeClaim", "after").unwrap();
+    assert_eq!(claim["spec"]["volumeName"], volume);
+    assert!(claim["spec"]["dataSourceRef"].is_null() && space.names("Pod").is_empty());
+    assert_same(&space.file("after"));
+    // Without a reserved volume the source is imported.
+    space.data_volume("usual", &source, IMMEDIATE, "Filesystem", &checked);
+    space.phases("usual", "Succeeded");
+    assert_same(&space.file("usual"));
+}
+
+#[test]
 fn a_data_volume_deleted_during_its_transfer_leaves_nothing() {
     let space = Space::new("failures-deleted");
     let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, MIB / 4).unwrap();

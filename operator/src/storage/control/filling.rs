@@ -16,7 +16,7 @@ use crate::storage::apply::Done;
 use crate::storage::class;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::cloned;
-use crate::storage::datavolume::{self, Obstacle};
+use crate::storage::datavolume::{self, Obstacle, reserved};
 use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
@@ -79,6 +79,10 @@ impl Controller {
         }
         if let Some(target) = cloned_for(&target.meta) {
             self.queue.add(Item::Claim(target));
+            return Ok(Outcome::Done);
+        }
+        if reserved::is_pending(&target) {
+            // It gets its content with its volume.
             return Ok(Outcome::Done);
         }
         if target.phase == Phase::Pending && target.meta.annotation(names::POPULATED_FOR).is_some() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cluster::{Key, Outcome, Result};
+use cluster::{Key, Outcome, Result, Scope};
 use serde_json::{Value, json};
 use virt::time;
 
@@ -13,11 +13,11 @@ use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::token::{self, Target};
 use crate::storage::datavolume::claim::{self, ClusterStorage};
 use crate::storage::datavolume::phase::Work;
-use crate::storage::datavolume::{self, Obstacle};
+use crate::storage::datavolume::{self, Obstacle, reserved};
 use crate::storage::populate::plan as filling;
 use crate::storage::profile::Profile;
-use crate::storage::resources::DATA_VOLUMES;
-use crate::storage::seen::{Claim, DataVolume, Snapshot};
+use crate::storage::resources::{DATA_VOLUMES, VOLUMES};
+use crate::storage::seen::{Claim, DataVolume, Snapshot, Volume};
 use crate::storage::settings::Settings;
 use crate::storage::written::Collection;
 use crate::storage::{keys, names, signers};
@@ -51,7 +51,11 @@ impl Controller {
         let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
         let mut claim = self.caches.claims.get(key);
         let (mut granted, mut size) = (None, None);
-        if claim.is_none() && Work::of(&volume.source) == Work::Clone {
+        let reserved = match claim.is_none() && reserved::is_checked(&volume) {
+            true => reserved::claim(&volume, offer, &self.persistent_volumes().await?),
+            false => None,
+        };
+        if claim.is_none() && reserved.is_none() && Work::of(&volume.source) == Work::Clone {
             match self.before_clone(&volume, &settings).await? {
                 Ok((volume, found)) => (granted, size) = (volume, found),
                 Err(trouble) => {
@@ -61,7 +65,25 @@ impl Controller {
             }
         }
         let asking = granted.as_ref().unwrap_or(&*volume);
-        let mut plan = datavolume::plan::plan(asking, claim.as_deref(), offer, size);
+        let listed = claim.as_deref().filter(|claim| {
+            reserved::is_pending(claim)
+                && !claim.meta.deleting
+                && claim.meta.is_controlled_by(&volume.meta.uid)
+        });
+        let mut plan = match (reserved, listed) {
+            (Some(claim), _) => {
+                datavolume::plan::Plan { actions: vec![Action::Create(claim)], ..Default::default() }
+            }
+            (None, Some(claim)) => {
+                let named = match claim.volume.is_empty() {
+                    false => self.client.find::<Value>(VOLUMES, &Key::cluster(&claim.volume)).await?,
+                    true => None,
+                };
+                reserved::settle(&volume, claim, named.as_ref().map(Volume::from).as_ref())
+            }
+            (None, None) => datavolume::plan::plan(asking, claim.as_deref(), offer, size),
+        };
+        let binds = claim.as_deref().is_some_and(reserved::is_pending);
         for action in &plan.actions {
             match self.applier.apply(action).await {
                 Ok(Done::Written(object)) => claim = Some(Arc::new(Claim::from(&object))),
@@ -72,7 +94,12 @@ impl Controller {
             }
         }
         self.report(&volume, claim.as_deref(), offer, plan.trouble.as_ref()).await?;
-        Ok(if plan.trouble.is_some() { Outcome::After(RETRY) } else { Outcome::Done })
+        Ok(if plan.trouble.is_some() || binds { Outcome::After(RETRY) } else { Outcome::Done })
+    }
+
+    async fn persistent_volumes(&self) -> Result<Vec<Volume>> {
+        let all: Vec<Value> = self.client.list(VOLUMES, &Scope::all()).await?;
+        Ok(all.iter().map(Volume::from).collect())
     }
 
     /// The inputs of a clone's claim: the DataVolume with the token that its claim gets, when the source is in another

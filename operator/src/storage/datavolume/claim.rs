@@ -237,7 +237,7 @@ fn labels(volume: &DataVolume, block: bool) -> BTreeMap<String, String> {
 fn annotations(volume: &DataVolume, settings: &Settings, populated: bool) -> Map<String, Value> {
     let mut annotations: Map<String, Value> = Map::new();
     for (name, value) in &volume.meta.annotations {
-        if name != names::POPULATED_FOR {
+        if ![names::POPULATED_FOR, names::VOLUME_LIST].contains(&name.as_str()) {
             annotations.insert(name.clone(), json!(value));
         }
     }

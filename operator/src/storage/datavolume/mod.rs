@@ -1,6 +1,7 @@
 //! DataVolume: a claim, and what it is filled with once.
 //!
 //! - [`claim`]: the claim that follows from the spec. [`plan`]: what is to be done about it.
+//! - [`reserved`]: volumes that are reserved for the claim.
 //! - [`phase`]: the state machine. [`status`]: conditions, progress and events.
 //!
 //! Not here: transfers. Those are the populators' work, seen here as annotations of the claim.
@@ -8,6 +9,7 @@
 pub mod claim;
 pub mod phase;
 pub mod plan;
+pub mod reserved;
 pub mod status;
 
 /// Reason when a quota refuses the claim.

@@ -8,7 +8,7 @@
 //!   └──► WaitForFirstConsumer ─► PVCBound ┘ (no populator)          any ─► Failed
 //! ```
 
-use super::Facts;
+use super::{Facts, reserved};
 use crate::storage::names;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::{Claim, DataVolume, Source};
@@ -156,6 +156,9 @@ fn wanted(volume: &DataVolume, claim: Option<&Claim>, facts: Facts, work: Work) 
     if claim.meta.says(names::FATAL, "true") {
         return "Failed".to_owned();
     }
+    if reserved::is_pending(claim) {
+        return "Pending".to_owned();
+    }
     if facts.complete {
         // With a populator the volume has still to take its place.
         let settled = claim.phase == Binding::Bound || !facts.populated || !has_worked(claim);
@@ -233,6 +236,22 @@ mod tests {
             }},
             "status": {"phase": "Bound"},
         })
+    }
+
+    #[test]
+    #[test]
+    fn a_claim_of_a_reserved_volume_is_pending_until_it_counts_as_filled() {
+        let pvc = json!({"pvc": {"namespace": "n", "name": "golden"}});
+        let claim = |annotations: Value| {
+            let metadata = json!({"name": "clone", "annotations": annotations});
+            json!({"metadata": metadata, "status": {"phase": "Bound"}})
+        };
+        let direct = Facts { binds_first: true, ..Facts::default() };
+        let listed = claim(json!({names::CREATED_FOR: "u", names::VOLUME_LIST: "[\"v\"]"}));
+        assert_eq!(phases(&pvc, &listed, direct), ["Pending"]);
+        let filled = claim(json!({names::CREATED_FOR: "u", names::POPULATED_FOR: "clone"}));
+        let complete = Facts { complete: true, ..direct };
+        assert_eq!(phases(&pvc, &filled, complete), ["Pending", "Succeeded"]);
     }
 
     #[test]

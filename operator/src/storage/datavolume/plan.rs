@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::claim::{self, ClusterStorage};
+use super::reserved;
 use super::{Facts, Obstacle, QUOTA};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::names;
@@ -20,7 +21,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn act(action: Action) -> Self {
+    pub(super) fn act(action: Action) -> Self {
         Self { actions: vec![action], trouble: None }
     }
 
@@ -64,7 +65,9 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: C
     let chosen = claim.meta.annotation(names::SELECTED_NODE).is_some();
     let immediate = claim.meta.annotation(names::IMMEDIATE).is_some();
     let honored = populated || offer.settings.honors_first_consumer;
-    let consumer_first = class.is_some_and(|class| class.waits_for_consumer) && honored && !immediate;
+    let reserved = reserved::is_pending(claim);
+    let consumer_first =
+        class.is_some_and(|class| class.waits_for_consumer) && honored && !immediate && !reserved;
     let waits = consumer_first && !(populated && chosen);
     let stray = populated && claim.phase == Binding::Bound && !is_filled(claim, prime);
     // Of a clone by a populator that is the copy's server: its volume has still to be made the claim's.

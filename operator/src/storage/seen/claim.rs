@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::meta::{Meta, conditions, text, texts};
+use super::meta::{Meta, bytes, conditions, text, texts};
 
 /// The fields read from a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,10 +83,6 @@ impl From<&Value> for Claim {
                 .any(|one| one.kind == "FileSystemResizePending" && one.status == "True"),
         }
     }
-}
-
-fn bytes(quantity: &Value) -> u64 {
-    quantity.as_str().and_then(|text| api::quantity::bytes(text).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

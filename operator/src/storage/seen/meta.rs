@@ -133,6 +133,11 @@ pub fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
+/// The bytes of a quantity; 0 when it cannot be read.
+pub(super) fn bytes(quantity: &Value) -> u64 {
+    quantity.as_str().and_then(|text| api::quantity::bytes(text).ok()).unwrap_or(0)
+}
+
 /// The texts in a list.
 pub fn texts(value: &Value) -> Vec<String> {
     let list = value.as_array().map(Vec::as_slice).unwrap_or_default();

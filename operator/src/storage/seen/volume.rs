@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::meta::{Meta, text};
+use super::meta::{Meta, bytes, text, texts};
 
 /// The fields read from a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,16 @@ pub struct Volume {
     pub driver: String,
     /// The one node that can reach it, when its node affinity names exactly one value.
     pub node: Option<String>,
+    /// `spec.storageClassName`; empty for none.
+    pub class: String,
+    /// `spec.accessModes`.
+    pub modes: Vec<String>,
+    /// Whether `spec.volumeMode` is Block.
+    pub block: bool,
+    /// `spec.capacity.storage`, bytes; 0 when it cannot be read.
+    pub capacity: u64,
+    /// Whether `status.phase` is Available, and it is not being deleted.
+    pub available: bool,
 }
 
 impl From<&Value> for Volume {
@@ -34,6 +44,11 @@ impl From<&Value> for Volume {
             claim_uid: text(&claim["uid"]),
             driver,
             node: node(&object["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]),
+            class: text(&object["spec"]["storageClassName"]),
+            modes: texts(&object["spec"]["accessModes"]),
+            block: object["spec"]["volumeMode"] == "Block",
+            capacity: bytes(&object["spec"]["capacity"]["storage"]),
+            available: object["status"]["phase"] == "Available" && !meta.deleting,
             meta,
         }
     }
