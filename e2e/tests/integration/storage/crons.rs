@@ -20,6 +20,10 @@ fn condition(space: &Space, kind: &str, name: &str, condition: &str) -> Option<(
 }
 
 fn cron(space: &Space, annotations: &Value, source: &Value) {
+    cron_in(space, IMMEDIATE, annotations, source);
+}
+
+fn cron_in(space: &Space, class: &str, annotations: &Value, source: &Value) {
     space.create(
         "DataImportCron",
         json!({
@@ -28,7 +32,7 @@ fn cron(space: &Space, annotations: &Value, source: &Value) {
                 "managedDataSource": "image", "schedule": "0 3 * * *", "importsToKeep": 1,
                 "template": {"spec": {
                     "source": source,
-                    "storage": {"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}},
+                    "storage": {"storageClassName": class, "resources": {"requests": {"storage": "96Mi"}}},
                 }},
             },
         }),
@@ -86,6 +90,51 @@ fn a_source_in_another_namespace_needs_the_right_of_the_imports_account() {
     space.phases(&import, "Succeeded");
 }
 
+#[test]
+fn an_import_becomes_a_snapshot_where_the_storage_profile_asks_for_it() {
+    const CLASS: &str = "hostpath-snapshots";
+    let space = Space::new("crons-snapshots");
+    apply(
+        &CLUSTER,
+        &format!(
+            "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: {CLASS}}}\n\
+             provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+             allowVolumeExpansion: true\nparameters: {{storagePool: legacy}}\n"
+        ),
+    );
+    until("the class has a profile", || space.get("StorageProfile", CLASS));
+    let format = json!({"spec": {"dataImportCronSourceFormat": "snapshot"}});
+    space.patch("StorageProfile", CLASS, &format);
+    until("the profile says snapshot", || {
+        let profile = space.get("StorageProfile", CLASS)?;
+        (profile["status"]["dataImportCronSourceFormat"] == "snapshot").then_some(())
+    });
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    cron_in(&space, CLASS, &json!({}), &source);
+    let name = until("the DataSource points at a snapshot", || {
+        let object = space.get("DataSource", "image")?;
+        Some(object["spec"]["source"]["snapshot"]["name"].as_str()?.to_owned())
+    });
+    until("the claim is gone", || {
+        let left = [space.names("DataVolume"), space.names("PersistentVolumeClaim")];
+        left.iter().all(Vec::is_empty).then_some(())
+    });
+    let snapshot = space.get("VolumeSnapshot", &name).unwrap();
+    let annotations = &snapshot["metadata"]["annotations"];
+    assert_eq!(annotations["cdi.kubevirt.io/storage.import.sourceVolumeMode"], "Filesystem");
+    assert!(annotations["cdi.kubevirt.io/storage.import.advisedRestoreSize"].is_string());
+    until("the cron is up to date", || {
+        let (status, _) = condition(&space, "DataImportCron", "nightly", "UpToDate")?;
+        let format = space.get("DataImportCron", "nightly")?["status"]["sourceFormat"].clone();
+        (status == "True" && format == "snapshot").then_some(())
+    });
+    // A copy of it has the disk.
+    let storage = json!({"storageClassName": CLASS, "resources": {"requests": {"storage": "96Mi"}}});
+    let spec = json!({"sourceRef": {"kind": "DataSource", "name": "image"}, "storage": storage});
+    space.create("DataVolume", json!({"metadata": {"name": "copy"}, "spec": spec}));
+    space.phases("copy", "Succeeded");
+    assert_same(&space.file("copy"));
 }
 
 #[test]

@@ -1,22 +1,31 @@
 //! DataImportCrons: their imports, DataSource and status.
 
-use cluster::{Apply, Delete, Key, Outcome, Result};
+use cluster::{Apply, Delete, Key, Outcome, Resource, Result, Scope};
 use serde_json::{Value, json};
 use virt::time;
 
-use super::{Controller, RECHECK, RETRY, refused};
+use super::{AGAIN, Controller, RECHECK, RETRY, refused};
 use crate::storage::clone::authorize::{self, Origin};
 use crate::storage::clone::permit;
 use crate::storage::clone::token::Target;
-use crate::storage::cron::plan::{self, Observed, Step};
-use crate::storage::cron::seen::{CRON, Cron, LAST_USED};
+use crate::storage::cron::plan::{self, Form, Observed, Step, Storage};
+use crate::storage::cron::seen::{CRON, Cron, LAST_USED, STORAGE_CLASS};
 use crate::storage::cron::status;
+use crate::storage::datavolume::claim;
 use crate::storage::names;
-use crate::storage::resources::{CRONS, DATA_SOURCES, DATA_VOLUMES};
-use crate::storage::seen::{DataVolume, Source};
+use crate::storage::resources::{CRONS, DATA_SOURCES, DATA_VOLUMES, SNAPSHOTS};
+use crate::storage::seen::{Claim, DataVolume, Snapshot, Source};
 
 /// Field manager of DataSources.
 const MANAGER: &str = "ferrovirt-storage";
+
+/// The resource of what imports leave.
+fn resource(form: Form) -> Resource {
+    match form {
+        Form::Claim => DATA_VOLUMES,
+        Form::Snapshot => SNAPSHOTS,
+    }
+}
 
 impl Controller {
     /// A DataImportCron.
@@ -34,9 +43,19 @@ impl Controller {
         let origin = Origin::of(&cron.source, key.namespace());
         let claim = origin.and_then(|origin| self.caches.claims.get(&origin.key()));
         let now = time::text(time::now());
+        let snapshots = self.snapshots(&cron).await?;
+        let of = |import: &DataVolume| self.caches.claims.get(&Key::new(key.namespace(), &import.meta.name));
+        let claims: Vec<Claim> = imports.iter().filter_map(of).map(|claim| (*claim).clone()).collect();
+        let classes = self.classes();
+        let template = DataVolume::from(&json!({"spec": cron.template["spec"]}));
+        let class = claim::class(&template, &classes).ok().flatten();
+        let profile = class.map(|class| self.profile(class, &classes));
         let mut plan = plan::plan(&Observed {
             cron: &cron,
             imports: &imports,
+            snapshots: &snapshots,
+            claims: &claims,
+            storage: profile.as_ref().map(Storage::of).unwrap_or_default(),
             data_source: &data_source,
             claim: claim.as_ref().map(|claim| claim.meta.uid.as_str()),
             now: &now,
@@ -55,11 +74,25 @@ impl Controller {
             let _: Value = self.client.merge_patch(CRONS, key, &patch).await?;
         }
         let polled = matches!(cron.source, Source::Claim { .. });
-        Ok(match (plan.trouble.is_some(), polled) {
+        let snapped = plan.form == Form::Snapshot;
+        Ok(match (plan.trouble.is_some(), polled || snapped) {
             (true, _) => Outcome::After(RETRY),
+            (false, _) if plan.awaits => Outcome::After(AGAIN),
             (false, true) => Outcome::After(RECHECK),
             (false, false) => Outcome::Done,
         })
+    }
+
+    /// The snapshots of a cron's imports.
+    async fn snapshots(&self, cron: &Cron) -> Result<Vec<Snapshot>> {
+        if self.caches.snapshot_classes.all().is_empty() {
+            // The kind may not be installed.
+            return Ok(Vec::new());
+        }
+        let scope =
+            Scope::all().namespace(&cron.meta.namespace).labels(&format!("{CRON}={}", cron.meta.name));
+        let all: Vec<Value> = self.client.list(SNAPSHOTS, &scope).await?;
+        Ok(all.iter().map(Snapshot::from).collect())
     }
 
     /// Puts a token on the import of a source in another namespace, which the ServiceAccount of the cron's imports has to
@@ -90,11 +123,23 @@ impl Controller {
                     }
                 }
             }
-            Step::Use(name) => {
+            Step::Snapshot(snapshot) => {
+                match self.client.create::<Value>(SNAPSHOTS, namespace, snapshot).await {
+                    Err(error) if error.is_already_exists() => {}
+                    made => {
+                        made?;
+                    }
+                }
+            }
+            Step::Use(form, name) => {
                 let patch = json!({"metadata": {"annotations": {LAST_USED: now}}});
                 let key = Key::new(namespace, name);
-                let _: Value = self.client.merge_patch(DATA_VOLUMES, &key, &patch).await?;
+                let _: Value = self.client.merge_patch(resource(*form), &key, &patch).await?;
             }
+            Step::Class(class) => {
+                let meta = json!({"uid": cron.meta.uid, "annotations": {STORAGE_CLASS: class}});
+                let key = Key::new(namespace, &cron.meta.name);
+                let _: Value = self.client.merge_patch(CRONS, &key, &json!({"metadata": meta})).await?;
             }
             Step::Point(source) => {
                 let name = source["metadata"]["name"].as_str().unwrap_or_default();
@@ -102,9 +147,9 @@ impl Controller {
                 let key = Key::new(namespace, name);
                 let _: Value = self.client.apply(DATA_SOURCES, &key, source, apply).await?;
             }
-            Step::Drop { name, uid } => {
+            Step::Drop { form, name, uid } => {
                 let key = Key::new(namespace, name);
-                match self.client.delete(DATA_VOLUMES, &key, &Delete::default().uid(uid)).await {
+                match self.client.delete(resource(*form), &key, &Delete::default().uid(uid)).await {
                     Err(error) if error.is_conflict() => {}
                     existed => {
                         existed?;

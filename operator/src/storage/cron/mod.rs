@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  poll ─► digest (annotation; or the source claim) ─► DataVolume ─► Succeeded ─► DataSource ─► older ones deleted
+//!                                                              └─► VolumeSnapshot, in place of the DataVolume
 //! ```
 //!
 //! - [`seen`]: what is read of a DataImportCron. [`schedule`], [`poll`]: when and how its source is polled.

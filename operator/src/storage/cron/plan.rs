@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::seen::{CLEANUP, CRON, Cron, DESIRED, LAST_USED};
+use super::seen::{ADVISED_SIZE, CLEANUP, CRON, Cron, DESIRED, LAST_USED, STORAGE_CLASS};
 use crate::storage::names;
-use crate::storage::seen::{DataVolume, Source};
+use crate::storage::profile::Profile;
+use crate::storage::seen::snapshot::SOURCE_MODE;
+use crate::storage::seen::{Claim, DataVolume, Meta, Snapshot, Source};
 
 /// The observation.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +15,12 @@ pub struct Observed<'a> {
     pub cron: &'a Cron,
     /// Its imports.
     pub imports: &'a [DataVolume],
+    /// Its snapshots.
+    pub snapshots: &'a [Snapshot],
+    /// Claims of its imports.
+    pub claims: &'a [Claim],
+    /// The storage of its imports.
+    pub storage: Storage<'a>,
     /// The DataSource that it manages; null when there is none.
     pub data_source: &'a Value,
     /// Id of the source claim, for crons that follow one.
@@ -21,22 +29,66 @@ pub struct Observed<'a> {
     pub now: &'a str,
 }
 
+/// The storage of imports, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Storage<'a> {
+    /// Name of the storage class; empty when there is none.
+    pub class: &'a str,
+    /// VolumeSnapshotClass of the snapshots that are kept in place of claims; empty when claims are kept.
+    pub snapshot_class: &'a str,
+    /// Whether imports are ReadWriteOnce where the template names no access mode.
+    pub once: bool,
+}
+
+impl<'a> Storage<'a> {
+    /// The storage of a class. Without a VolumeSnapshotClass claims are kept.
+    pub fn of(profile: &'a Profile) -> Self {
+        let snapshot_class = if profile.cron_snapshots { profile.cron_snapshot_class.as_str() } else { "" };
+        Self { class: &profile.class, snapshot_class, once: profile.cron_once }
+    }
+}
+
+/// What an import leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// A DataVolume with its claim.
+    Claim,
+    /// A VolumeSnapshot.
+    Snapshot,
+}
+
+impl Form {
+    /// The word in `status.sourceFormat`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Claim => "pvc",
+            Self::Snapshot => "snapshot",
+        }
+    }
+}
+
 /// A change of the cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// Create this DataVolume.
     Import(Value),
+    /// Create this VolumeSnapshot of an import.
+    Snapshot(Value),
     /// Write that this import is used now.
-    Use(String),
+    Use(Form, String),
     /// Create the DataSource, or point it at another import.
     Point(Value),
     /// Delete this import.
     Drop {
-        /// Name of the DataVolume.
+        /// What it left.
+        form: Form,
+        /// Its name.
         name: String,
         /// Its id.
         uid: String,
     },
+    /// Write the storage class of the latest import.
+    Class(String),
 }
 
 /// The steps, and the status that reports them.
@@ -48,6 +100,12 @@ pub struct Plan {
     pub desired: Option<String>,
     /// Name of the import of that digest.
     pub name: Option<String>,
+    /// What the import of that digest leaves.
+    pub form: Form,
+    /// Whether that is there.
+    pub done: bool,
+    /// Whether a snapshot is awaited, which is not watched.
+    pub awaits: bool,
     /// Why nothing can be done.
     pub trouble: Option<(&'static str, String)>,
 }
@@ -69,17 +127,35 @@ fn is_digest(text: &str) -> bool {
 
 /// Decides.
 pub fn plan(o: &Observed<'_>) -> Plan {
-    let cron = o.cron;
-    let mut plan = Plan { steps: Vec::new(), desired: None, name: None, trouble: None };
-    if cron.meta.deleting {
+    let mut plan = Plan {
+        steps: Vec::new(),
+        desired: None,
+        name: None,
+        form: Form::Claim,
+        done: false,
+        awaits: false,
+        trouble: None,
+    };
+    if o.cron.meta.deleting {
         return plan;
     }
+    match desired(o) {
+        Ok(Some(digest)) => latest(o, &mut plan, digest),
+        Ok(None) => {}
+        Err(trouble) => plan.trouble = Some(trouble),
+    }
+    plan
+}
+
+/// The digest that should be imported, or why nothing can be done.
+fn desired(o: &Observed<'_>) -> Result<Option<String>, (&'static str, String)> {
+    let cron = o.cron;
     let managed_by = o.data_source["metadata"]["labels"][CRON].as_str();
-    if o.data_source.is_object() && managed_by.is_some_and(|other| other != cron.meta.name) {
-        let other = managed_by.unwrap_or_default();
+    if o.data_source.is_object()
+        && let Some(other) = managed_by.filter(|other| *other != cron.meta.name)
+    {
         let text = format!("DataSource {} is already managed by DataImportCron {other}", cron.managed);
-        plan.trouble = Some(("ErrDataSourceAlreadyManaged", text));
-        return plan;
+        return Err(("ErrDataSourceAlreadyManaged", text));
     }
     let polled = cron.meta.annotation(DESIRED).map(str::to_owned);
     let digest = match &cron.source {
@@ -93,41 +169,123 @@ pub fn plan(o: &Observed<'_>) -> Plan {
         | Source::Unsupported(_)
         | Source::Missing => polled,
     };
-    let Some(digest) = digest else { return plan };
-    if !is_digest(&digest) {
-        let text = format!("annotation {DESIRED}: {digest:?} is no digest such as sha256:…");
-        plan.trouble = Some(("DigestNotValid", text));
-        return plan;
-    }
-    let name = import_name(cron, &digest);
-    match o.imports.iter().find(|import| import.meta.name == name) {
-        None => plan.steps.push(Step::Import(import(o, &name, &digest))),
-        Some(import) => {
-            let current = cron.current().is_some_and(|(one, _)| one == name);
-            if !current && import.meta.annotation(LAST_USED).is_some() && import.status.phase == "Succeeded" {
-                plan.steps.push(Step::Use(name.clone()));
-            }
-            if import.status.phase == "Succeeded" {
-                plan.steps.extend(point(o, &name));
-                plan.steps.extend(old(o, &name));
-            }
+    match digest {
+        Some(digest) if !is_digest(&digest) => {
+            let text = format!("annotation {DESIRED}: {digest:?} is no digest such as sha256:…");
+            Err(("DigestNotValid", text))
         }
+        digest => Ok(digest),
     }
-    // An import that failed, of an image that is not wanted any more.
-    let superseded = |import: &&DataVolume| {
-        import.meta.name != name
-            && import.status.phase != "Succeeded"
-            && import.meta.labels.contains_key(CLEANUP)
-            && !import.meta.deleting
-    };
-    plan.steps.extend(o.imports.iter().filter(superseded).map(dropped));
-    plan.desired = Some(digest);
-    plan.name = Some(name);
-    plan
 }
 
-fn dropped(import: &DataVolume) -> Step {
-    Step::Drop { name: import.meta.name.clone(), uid: import.meta.uid.clone() }
+/// The steps towards the import of a digest.
+fn latest(o: &Observed<'_>, plan: &mut Plan, digest: String) {
+    let name = import_name(o.cron, &digest);
+    let class = o.cron.meta.annotation(STORAGE_CLASS);
+    if class.is_some_and(|class| moves(class, o)) {
+        // It is made again in the other class.
+        let left = left(o).into_iter().filter(|(_, meta)| meta.name == name && !meta.deleting);
+        plan.steps.extend(left.map(|(form, meta)| dropped(form, meta)));
+        plan.steps.push(Step::Class(o.storage.class.to_owned()));
+        (plan.desired, plan.name) = (Some(digest), Some(name));
+        return;
+    }
+    if !o.storage.class.is_empty() && class.is_none() {
+        plan.steps.push(Step::Class(o.storage.class.to_owned()));
+    }
+    let taken = o.snapshots.iter().find(|snapshot| snapshot.meta.name == name);
+    let found = o.imports.iter().find(|import| import.meta.name == name);
+    plan.form = match taken.is_some() || !o.storage.snapshot_class.is_empty() {
+        true => Form::Snapshot,
+        false => Form::Claim,
+    };
+    match (found, taken) {
+        (_, Some(snapshot)) if snapshot.ready && !snapshot.meta.deleting => {
+            kept(o, plan, &name, &snapshot.meta);
+        }
+        (_, Some(_)) => plan.awaits = true,
+        (None, None) => plan.steps.push(Step::Import(import(o, &name, &digest))),
+        (Some(import), None) if import.meta.deleting || import.status.phase != "Succeeded" => {}
+        (Some(import), None) if plan.form == Form::Snapshot => {
+            plan.steps.extend(snapshot(o, import));
+            plan.awaits = true;
+        }
+        (Some(import), None) => kept(o, plan, &name, &import.meta),
+    }
+    // A claim is not needed when there is a snapshot of it.
+    let snapped = |import: &&DataVolume| {
+        let is_of = |one: &Snapshot| one.meta.name == import.meta.name && one.ready && !one.meta.deleting;
+        may_go(&import.meta) && o.snapshots.iter().any(is_of)
+    };
+    plan.steps.extend(o.imports.iter().filter(snapped).map(|import| dropped(Form::Claim, &import.meta)));
+    // An import that failed, of an image that is not wanted any more.
+    let superseded = |import: &&DataVolume| {
+        import.meta.name != name && import.status.phase != "Succeeded" && may_go(&import.meta)
+    };
+    let superseded = o.imports.iter().filter(superseded);
+    plan.steps.extend(superseded.map(|import| dropped(Form::Claim, &import.meta)));
+    (plan.desired, plan.name) = (Some(digest), Some(name));
+}
+
+/// Whether imports in this storage class are made again: the class of new imports is another one.
+fn moves(class: &str, o: &Observed<'_>) -> bool {
+    !o.storage.class.is_empty() && class != o.storage.class
+}
+
+fn may_go(meta: &Meta) -> bool {
+    meta.labels.contains_key(CLEANUP) && !meta.deleting
+}
+
+fn dropped(form: Form, meta: &Meta) -> Step {
+    Step::Drop { form, name: meta.name.clone(), uid: meta.uid.clone() }
+}
+
+/// All that imports have left: DataVolumes and snapshots.
+fn left<'a>(o: &Observed<'a>) -> Vec<(Form, &'a Meta)> {
+    let imports = o.imports.iter().map(|import| (Form::Claim, &import.meta));
+    imports.chain(o.snapshots.iter().map(|snapshot| (Form::Snapshot, &snapshot.meta))).collect()
+}
+
+/// The import of the digest is there: it is used, published, and older ones go.
+fn kept(o: &Observed<'_>, plan: &mut Plan, name: &str, meta: &Meta) {
+    plan.done = true;
+    let current = o.cron.current().is_some_and(|(one, _)| one == name);
+    if !current && meta.annotation(LAST_USED).is_some() {
+        plan.steps.push(Step::Use(plan.form, name.to_owned()));
+    }
+    plan.steps.extend(point(o, plan.form, name));
+    plan.steps.extend(old(o, name));
+}
+
+/// The snapshot of an import, once its claim is seen.
+fn snapshot(o: &Observed<'_>, import: &DataVolume) -> Option<Step> {
+    let claim = o.claims.iter().find(|claim| claim.meta.name == import.meta.name)?;
+    let mut metadata = json!({
+        "name": import.meta.name,
+        "namespace": o.cron.meta.namespace,
+        "labels": {"app": names::APP, CRON: o.cron.meta.name, CLEANUP: "true"},
+        "annotations": {
+            LAST_USED: o.now,
+            SOURCE_MODE: if claim.block { "Block" } else { "Filesystem" },
+            ADVISED_SIZE: api::quantity::text(claim.size),
+        },
+    });
+    let labels = claim.meta.labels.iter().chain(&import.meta.labels);
+    for (label, value) in labels.filter(|(label, _)| names::follows_content(label)) {
+        if metadata["labels"][label].is_null() {
+            metadata["labels"][label] = json!(value);
+        }
+    }
+    if !o.cron.retains {
+        metadata["ownerReferences"] = json!([owner(o.cron)]);
+    }
+    Some(Step::Snapshot(json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": metadata,
+        "spec": {
+            "volumeSnapshotClassName": o.storage.snapshot_class,
+            "source": {"persistentVolumeClaimName": import.meta.name},
+        },
+    })))
 }
 
 /// The DataVolume that imports a digest.
@@ -156,6 +314,9 @@ fn import(o: &Observed<'_>, name: &str, digest: &str) -> Value {
     if let Some(url) = spec["source"]["registry"]["url"].as_str() {
         spec["source"]["registry"]["url"] = json!(pinned(url, digest));
     }
+    if o.storage.once && spec["storage"].is_object() && spec["storage"]["accessModes"].is_null() {
+        spec["storage"]["accessModes"] = json!(["ReadWriteOnce"]);
+    }
     json!({"apiVersion": names::API_VERSION, "kind": "DataVolume", "metadata": metadata, "spec": spec})
 }
 
@@ -174,8 +335,8 @@ fn owner(cron: &Cron) -> Value {
 }
 
 /// The DataSource, when it does not point at an import yet.
-fn point(o: &Observed<'_>, name: &str) -> Option<Step> {
-    let wanted = json!({"pvc": {"name": name, "namespace": o.cron.meta.namespace}});
+fn point(o: &Observed<'_>, form: Form, name: &str) -> Option<Step> {
+    let wanted = json!({form.word(): {"name": name, "namespace": o.cron.meta.namespace}});
     if o.data_source["spec"]["source"] == wanted {
         return None;
     }
@@ -200,19 +361,15 @@ fn old(o: &Observed<'_>, name: &str) -> Vec<Step> {
     if !o.cron.collects {
         return Vec::new();
     }
-    let mut done: Vec<&DataVolume> = o
-        .imports
-        .iter()
-        .filter(|import| {
-            import.meta.name != name
-                && import.status.phase == "Succeeded"
-                && import.meta.labels.contains_key(CLEANUP)
-                && !import.meta.deleting
-        })
-        .collect();
-    done.sort_by_key(|import| import.meta.annotation(LAST_USED).unwrap_or_default().to_owned());
+    let is_taken = |import: &DataVolume| o.snapshots.iter().any(|one| one.meta.name == import.meta.name);
+    let imports = o.imports.iter().filter(|import| import.status.phase == "Succeeded" && !is_taken(import));
+    let imports = imports.map(|import| (Form::Claim, &import.meta));
+    let snapshots = o.snapshots.iter().map(|snapshot| (Form::Snapshot, &snapshot.meta));
+    let mut done: Vec<(Form, &Meta)> =
+        imports.chain(snapshots).filter(|(_, meta)| meta.name != name && may_go(meta)).collect();
+    done.sort_by_key(|(_, meta)| meta.annotation(LAST_USED).unwrap_or_default().to_owned());
     let many = (done.len() + 1).saturating_sub(o.cron.keep.max(1));
-    done.into_iter().take(many).map(dropped).collect()
+    done.into_iter().take(many).map(|(form, meta)| dropped(form, meta)).collect()
 }
 
 #[cfg(test)]
@@ -245,7 +402,119 @@ mod tests {
     }
 
     fn decide(cron: &Cron, imports: &[DataVolume], data_source: &Value) -> Plan {
-        plan(&Observed { cron, imports, data_source, claim: None, now: "2026-01-01T00:00:00Z" })
+        decide_in(cron, imports, &[], data_source, Storage::default())
+    }
+
+    fn decide_in(
+        cron: &Cron,
+        imports: &[DataVolume],
+        snapshots: &[Snapshot],
+        data_source: &Value,
+        storage: Storage<'_>,
+    ) -> Plan {
+        let claims: Vec<Claim> = imports
+            .iter()
+            .map(|import| {
+                Claim::from(&json!({
+                    "metadata": {"name": import.meta.name, "labels": {"kubevirt.io/os": "linux", "own": "1"}},
+                    "spec": {"volumeMode": "Block", "resources": {"requests": {"storage": "5Gi"}}},
+                }))
+            })
+            .collect();
+        plan(&Observed {
+            cron,
+            imports,
+            snapshots,
+            claims: &claims,
+            storage,
+            data_source,
+            claim: None,
+            now: "2026-01-01T00:00:00Z",
+        })
+    }
+
+    fn taken(name: &str, ready: bool, used: &str) -> Snapshot {
+        Snapshot::from(&json!({
+            "metadata": {"name": name, "uid": name, "labels": {CRON: "fedora", CLEANUP: "true"},
+                "annotations": {LAST_USED: used}},
+            "status": {"readyToUse": ready},
+        }))
+    }
+
+    fn drop_of(form: Form, name: &str) -> Step {
+        Step::Drop { form, name: name.into(), uid: name.into() }
+    }
+
+    #[test]
+    fn an_import_becomes_a_snapshot_where_the_storage_keeps_those() {
+        let storage = Storage { class: "fast", snapshot_class: "snaps", once: false };
+        let polled = cron(&json!({DESIRED: DIGEST, STORAGE_CLASS: "fast"}), &json!({"importsToKeep": 1}));
+        let name = "fedora-0123456789ab";
+        let of = |imports: &[DataVolume], snapshots: &[Snapshot], source: &Value| {
+            decide_in(&polled, imports, snapshots, source, storage)
+        };
+        let begun = of(&[], &[], &Value::Null);
+        assert!(matches!(begun.steps.as_slice(), [Step::Import(_)]) && begun.form == Form::Snapshot);
+        assert_eq!(of(&[import(name, "ImportInProgress", "5")], &[], &Value::Null).steps, []);
+        let imported = [import(name, "Succeeded", "5")];
+        let taking = of(&imported, &[], &Value::Null);
+        let [Step::Snapshot(made)] = taking.steps.as_slice() else { panic!("{taking:?}") };
+        assert!(taking.awaits && !taking.done);
+        let wanted =
+            json!({"volumeSnapshotClassName": "snaps", "source": {"persistentVolumeClaimName": name}});
+        assert_eq!(made["spec"], wanted);
+        let annotations =
+            json!({LAST_USED: "2026-01-01T00:00:00Z", SOURCE_MODE: "Block", ADVISED_SIZE: "5Gi"});
+        assert_eq!(made["metadata"]["annotations"], annotations);
+        let labels = &made["metadata"]["labels"];
+        assert_eq!((&labels["kubevirt.io/os"], &labels["own"]), (&json!("linux"), &Value::Null));
+        let waiting = of(&imported, &[taken(name, false, "5")], &Value::Null);
+        assert!(waiting.steps.is_empty() && waiting.awaits && !waiting.done);
+        // The snapshot is published, then claim and older ones go.
+        let others = [taken(name, true, "5"), taken("older", true, "1")];
+        let published = of(&imported, &others, &Value::Null);
+        let Some(Step::Point(source)) = published.steps.iter().find(|step| matches!(step, Step::Point(_)))
+        else {
+            panic!("{published:?}")
+        };
+        assert_eq!(source["spec"]["source"], json!({"snapshot": {"name": name, "namespace": "n"}}));
+        let drops: Vec<&Step> =
+            published.steps.iter().filter(|step| matches!(step, Step::Drop { .. })).collect();
+        assert_eq!(drops, [&drop_of(Form::Snapshot, "older"), &drop_of(Form::Claim, name)]);
+        assert!(published.done && published.form == Form::Snapshot);
+        // Without its claim it stays as it is, also when the storage keeps claims from now on.
+        let settled = |storage| decide_in(&polled, &[], &others[..1], source, storage);
+        for storage in [storage, Storage { snapshot_class: "", ..storage }] {
+            let plan = settled(storage);
+            assert!(plan.steps.iter().all(|step| matches!(step, Step::Use(Form::Snapshot, _))), "{plan:?}");
+            assert!(plan.done && plan.form == Form::Snapshot);
+        }
+    }
+
+    #[test]
+    fn an_import_follows_the_storage_class() {
+        let storage = Storage { class: "fast", snapshot_class: "", once: true };
+        let name = "fedora-0123456789ab";
+        let fresh = cron(&json!({DESIRED: DIGEST}), &json!({}));
+        let begun = decide_in(&fresh, &[], &[], &Value::Null, storage);
+        let [Step::Class(class), Step::Import(volume)] = begun.steps.as_slice() else { panic!("{begun:?}") };
+        assert_eq!(class, "fast");
+        assert_eq!(volume["spec"]["storage"]["accessModes"], json!(["ReadWriteOnce"]));
+        let moved = cron(&json!({DESIRED: DIGEST, STORAGE_CLASS: "slow"}), &json!({}));
+        let imports = [import(name, "Succeeded", "5"), import("older", "Succeeded", "1")];
+        let snapshots = [taken(name, true, "5")];
+        let plan = decide_in(&moved, &imports, &snapshots, &Value::Null, storage);
+        let latest = [drop_of(Form::Claim, name), drop_of(Form::Snapshot, name)];
+        assert_eq!(plan.steps, [&latest[..], &[Step::Class("fast".into())]].concat());
+        assert!(!plan.done);
+        // While no class is known nothing is made again, and one that is being deleted is waited for.
+        let classless = decide_in(&moved, &imports[..1], &[], &Value::Null, Storage::default());
+        assert!(classless.done && !classless.steps.iter().any(|step| matches!(step, Step::Drop { .. })));
+        let mut going = import(name, "Succeeded", "5");
+        going.meta.deleting = true;
+        let there = cron(&json!({DESIRED: DIGEST, STORAGE_CLASS: "fast"}), &json!({}));
+        let plan = decide_in(&there, &[going], &[], &Value::Null, storage);
+        assert!(plan.steps.is_empty() && !plan.done);
     }
 
     #[test]
@@ -259,10 +528,7 @@ mod tests {
         assert_eq!(*url, format!("docker://quay.io/containerdisks/fedora@{DIGEST}"));
         let name = "fedora-0123456789ab";
         let running = [import(name, "ImportInProgress", "5"), import("fedora-old", "Failed", "4")];
-        assert_eq!(
-            decide(&polled, &running, &Value::Null).steps,
-            [Step::Drop { name: "fedora-old".into(), uid: "fedora-old".into() }]
-        );
+        assert_eq!(decide(&polled, &running, &Value::Null).steps, [drop_of(Form::Claim, "fedora-old")]);
         let done =
             [import(name, "Succeeded", "5"), import("a", "Succeeded", "2"), import("b", "Succeeded", "1")];
         let published = decide(&polled, &done, &Value::Null);
@@ -273,8 +539,8 @@ mod tests {
         assert_eq!(source["spec"]["source"]["pvc"]["name"], name);
         let drops: Vec<&Step> =
             published.steps.iter().filter(|step| matches!(step, Step::Drop { .. })).collect();
-        assert_eq!(drops, [&Step::Drop { name: "b".into(), uid: "b".into() }]);
-        assert!(decide(&polled, &done[..1], source).steps.iter().all(|step| matches!(step, Step::Use(_))));
+        assert_eq!(drops, [&drop_of(Form::Claim, "b")]);
+        assert!(decide(&polled, &done[..1], source).steps.iter().all(|step| matches!(step, Step::Use(..))));
         let never = cron(&json!({DESIRED: DIGEST}), &json!({"garbageCollect": "Never", "importsToKeep": 1}));
         assert!(!decide(&never, &done, source).steps.iter().any(|step| matches!(step, Step::Drop { .. })));
     }

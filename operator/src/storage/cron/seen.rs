@@ -9,7 +9,11 @@ use crate::storage::seen::{Meta, Source, text};
 pub const NEXT_POLL: &str = "cdi.kubevirt.io/storage.import.nextCronTime";
 /// Annotation of imports: when the last cron used them, RFC 3339.
 pub const LAST_USED: &str = "cdi.kubevirt.io/storage.import.lastUseTime";
-/// Label of imports and DataSources: name of their DataImportCron.
+/// Annotation of crons: storage class of the latest import.
+pub const STORAGE_CLASS: &str = "cdi.kubevirt.io/storage.import.storageClass";
+/// Annotation of snapshots: size that a claim should have into which it is restored.
+pub const ADVISED_SIZE: &str = "cdi.kubevirt.io/storage.import.advisedRestoreSize";
+/// Label of imports, snapshots and DataSources: name of their DataImportCron.
 pub const CRON: &str = "cdi.kubevirt.io/dataImportCron";
 /// Label of imports that may be deleted when they are old.
 pub const CLEANUP: &str = "cdi.kubevirt.io/dataImportCron.cleanup";

@@ -20,6 +20,10 @@ pub use render::status;
 
 /// Annotation of a StorageProfile: the smallest claim that the storage accepts.
 const MINIMUM: &str = "cdi.kubevirt.io/minimumSupportedPvcSize";
+/// Annotation of a StorageProfile: VolumeSnapshotClass of the snapshots that DataImportCrons keep.
+const CRON_SNAPSHOT_CLASS: &str = "cdi.kubevirt.io/snapshotClassForDataImportCron";
+/// Annotation of a StorageProfile: `true` when imports of DataImportCrons are ReadWriteOnce.
+const CRON_ONCE: &str = "cdi.kubevirt.io/useReadWriteOnceForDataImportCron";
 /// Annotation of a StorageClass: how its volumes are cloned.
 const CLONE_STRATEGY: &str = "cdi.kubevirt.io/clone-strategy";
 
@@ -92,6 +96,10 @@ pub struct Overrides {
     pub cron_snapshots: Option<bool>,
     /// `spec.snapshotClass`; empty for none.
     pub snapshot_class: String,
+    /// VolumeSnapshotClass for DataImportCrons; empty for the usual one.
+    pub cron_snapshot_class: String,
+    /// Whether imports of DataImportCrons are ReadWriteOnce.
+    pub cron_once: bool,
     /// Smallest claim, bytes.
     pub minimum: Option<u64>,
 }
@@ -103,12 +111,15 @@ impl From<&Value> for Overrides {
         let properties = sets
             .iter()
             .map(|set| Property { modes: texts(&set["accessModes"]), block: set["volumeMode"] == "Block" });
-        let minimum = profile["metadata"]["annotations"][MINIMUM].as_str();
+        let annotations = &profile["metadata"]["annotations"];
+        let minimum = annotations[MINIMUM].as_str();
         Self {
             properties: properties.filter(|property| !property.modes.is_empty()).collect(),
             clone: spec["cloneStrategy"].as_str().and_then(CloneStrategy::of_word),
             cron_snapshots: spec["dataImportCronSourceFormat"].as_str().map(|format| format == "snapshot"),
             snapshot_class: text(&spec["snapshotClass"]),
+            cron_snapshot_class: text(&annotations[CRON_SNAPSHOT_CLASS]),
+            cron_once: annotations[CRON_ONCE] == "true",
             minimum: minimum.and_then(|size| api::quantity::bytes(size).ok()),
         }
     }
@@ -138,6 +149,10 @@ pub struct Profile {
     pub clone: CloneStrategy,
     /// Whether DataImportCrons keep snapshots.
     pub cron_snapshots: bool,
+    /// VolumeSnapshotClass of these; empty for none.
+    pub cron_snapshot_class: String,
+    /// Whether imports of DataImportCrons are ReadWriteOnce.
+    pub cron_once: bool,
     /// VolumeSnapshotClass; empty for none.
     pub snapshot_class: String,
     /// Smallest claim, bytes; 0 for any.
@@ -170,6 +185,8 @@ impl Profile {
         let named = fitting().find(|snapshot| snapshot.name == overrides.snapshot_class);
         let chosen = named.or_else(|| fitting().find(|one| one.is_default)).or_else(|| fitting().next());
         let snapshot_class = chosen.map(|one| one.name.clone()).unwrap_or_default();
+        let of_crons = fitting().find(|snapshot| snapshot.name == overrides.cron_snapshot_class);
+        let cron_snapshot_class = of_crons.map_or_else(|| snapshot_class.clone(), |one| one.name.clone());
         let annotated = class.meta.annotation(CLONE_STRATEGY).and_then(CloneStrategy::of_word);
         let usual = match (table::clone_strategy(&key), snapshot_class.is_empty()) {
             (Some(strategy), _) => strategy,
@@ -182,6 +199,8 @@ impl Profile {
             properties,
             clone: overrides.clone.or(annotated).unwrap_or(usual),
             cron_snapshots: overrides.cron_snapshots.unwrap_or_else(|| table::keeps_snapshots(&key)),
+            cron_snapshot_class,
+            cron_once: overrides.cron_once,
             snapshot_class,
             minimum: overrides.minimum.or_else(|| table::minimum(&key)).unwrap_or(0),
             knowledge,
@@ -248,7 +267,7 @@ mod tests {
     #[test]
     fn overrides_stand_over_annotation_and_table() {
         let overrides = Overrides::from(&json!({
-            "metadata": {"annotations": {MINIMUM: "2Gi"}},
+            "metadata": {"annotations": {MINIMUM: "2Gi", CRON_SNAPSHOT_CLASS: "b", CRON_ONCE: "true"}},
             "spec": {"claimPropertySets": [{"accessModes": ["ReadWriteMany"], "volumeMode": "Block"}], "cloneStrategy": "copy",
                 "dataImportCronSourceFormat": "snapshot", "snapshotClass": "a"},
         }));
@@ -261,6 +280,9 @@ mod tests {
             (1, CloneStrategy::Copy, 2 << 30)
         );
         assert_eq!((profile.snapshot_class.as_str(), profile.cron_snapshots), ("a", true));
+        assert_eq!((profile.cron_snapshot_class.as_str(), profile.cron_once), ("b", true));
+        let unknown = Overrides { cron_snapshot_class: "none".into(), ..overrides };
+        assert_eq!(Profile::of(&class, &unknown, true, &snapshots).cron_snapshot_class, "a");
         let annotated = Profile::of(&class, &Overrides::default(), true, &snapshots);
         assert_eq!((annotated.clone, annotated.snapshot_class.as_str()), (CloneStrategy::Snapshot, "b"));
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::meta::{Meta, text};
 
 /// Annotation: volume mode of the claim that a snapshot was taken of.
-const SOURCE_MODE: &str = "cdi.kubevirt.io/storage.import.sourceVolumeMode";
+pub const SOURCE_MODE: &str = "cdi.kubevirt.io/storage.import.sourceVolumeMode";
 
 /// Label of a VolumeSnapshotContent: the node of its driver, where each node has a driver of its own.
 pub const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
