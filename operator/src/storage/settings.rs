@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::profile::CloneStrategy;
 use super::size::Overhead;
-use crate::storage::seen::{Class, text, texts};
+use crate::storage::seen::{Class, map, text, texts};
 
 /// Annotation of CDIConfig with the CDI object's `cloneStrategyOverride`. Ours.
 pub const CLONE_STRATEGY: &str = "ferrovirt.io/clone-strategy-override";
@@ -32,6 +32,8 @@ pub struct Settings {
     pub resources: Value,
     /// Secrets for pulling worker images.
     pub pull_secrets: Vec<String>,
+    /// Labels of the installation that claims get.
+    pub labels: BTreeMap<String, String>,
     /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
     pub honors_first_consumer: bool,
     /// Whether every DataVolume may adopt a claim of its name.
@@ -86,6 +88,10 @@ impl From<&Value> for Settings {
             pull_secrets: secrets
                 .map(|secret| text(&secret["name"]))
                 .filter(|name| !name.is_empty())
+                .collect(),
+            labels: map(&config["metadata"]["labels"])
+                .into_iter()
+                .filter(|(name, _)| LABELS.contains(&name.as_str()))
                 .collect(),
             honors_first_consumer: gates.is_none() || gate("HonorWaitForFirstConsumer"),
             adopts_claims: gate("DataVolumeClaimAdoption"),
@@ -175,6 +181,10 @@ pub fn config(cdi: &Value, app: &str) -> Value {
 /// CDIConfig with `spec.config` and `spec.cloneStrategyOverride` of the CDI object; `None` when it has them.
 pub fn adjusted(config: &Value, cdi: &Value) -> Option<Value> {
     let mut object = config.clone();
+    let labels = map(&cdi["metadata"]["labels"]);
+    for (label, value) in labels.iter().filter(|(name, _)| LABELS.contains(&name.as_str())) {
+        object["metadata"]["labels"][label] = json!(value);
+    }
     let spec = &cdi["spec"]["config"];
     object["spec"] = if spec.is_null() { json!({}) } else { spec.clone() };
     match cdi["spec"]["cloneStrategyOverride"].as_str().filter(|strategy| !strategy.is_empty()) {
@@ -271,6 +281,19 @@ mod tests {
         assert_eq!(adjusted(&reset, &all[0]), None);
         let plain = json!({"metadata": {"name": "config"}, "spec": {}});
         assert_eq!(adjusted(&plain, &all[0]), None);
+    }
+
+    #[test]
+    fn labels_of_the_installation_reach_the_settings() {
+        let labels = json!({"app.kubernetes.io/part-of": "hyperconverged-cluster", "app.kubernetes.io/version": "1.18.0",
+            "app.kubernetes.io/component": "other"});
+        let cdi = json!({"metadata": {"name": "cdi", "labels": labels}, "spec": {}});
+        let made = config(&cdi, "app");
+        assert_eq!((&made["metadata"]["labels"]["app"], adjusted(&made, &cdi)), (&json!("app"), None));
+        let read: Vec<_> = Settings::from(&made).labels.into_iter().collect();
+        let wanted = [("part-of", "hyperconverged-cluster"), ("version", "1.18.0")];
+        let wanted = wanted.map(|(name, value)| (format!("app.kubernetes.io/{name}"), value.to_owned()));
+        assert_eq!(read, wanted);
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! DataSource: whether what it names can be consumed, as its `status`. Pure.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
+use super::names;
 use super::seen::claim::Phase;
-use super::seen::{Claim, DataVolume, Source, text};
+use super::seen::{Claim, DataVolume, Source, map, text};
 
 /// The source that a DataSource names.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +101,17 @@ pub fn status(source: &Value, o: &Observed<'_>, now: &str) -> Value {
     status
 }
 
+/// Labels that a DataSource gets from its content and does not have yet. Those that name a DataImportCron do not follow: they
+/// would make it the cron's.
+pub fn labels(source: &Value, o: &Observed<'_>) -> BTreeMap<String, String> {
+    let of_snapshot = o.snapshot.map(|snapshot| map(&snapshot["metadata"]["labels"]));
+    let all = o.claim.map(|claim| claim.meta.labels.clone()).or(of_snapshot).unwrap_or_default();
+    all.into_iter()
+        .filter(|(name, _)| names::follows_content(name) && !name.starts_with("cdi.kubevirt.io/"))
+        .filter(|(name, value)| source["metadata"]["labels"][name] != **value)
+        .collect()
+}
+
 /// Whether a stored status is that one.
 pub fn is_current(stored: &Value, status: &Value) -> bool {
     stored["conditions"] == status["conditions"] && stored["source"] == status["source"]
@@ -162,6 +176,23 @@ mod tests {
         assert_eq!(reason(&refers("m", "other"), &with(Some(&direct))).0, "CrossNamespaceReference");
         let resolved = status(&refers("n", "other"), &with(Some(&direct)), "1");
         assert_eq!(resolved["source"]["pvc"]["name"], "c");
+    }
+
+    #[test]
+    fn labels_of_the_content_follow_it() {
+        let of = json!({"metadata": {"labels": {
+            "instancetype.kubevirt.io/default-preference": "fedora", "kubevirt.io/os": "linux", "app": "own",
+            "cdi.kubevirt.io/dataImportCron": "nightly",
+        }}});
+        let claim = Claim::from(&of);
+        let mut data_source = source(&json!({}));
+        data_source["metadata"]["labels"] =
+            json!({"kubevirt.io/os": "linux", "instancetype.kubevirt.io/default-preference": "old"});
+        let wanted: BTreeMap<_, _> =
+            [("instancetype.kubevirt.io/default-preference".to_owned(), "fedora".to_owned())].into();
+        assert_eq!(labels(&data_source, &Observed { claim: Some(&claim), ..NONE }), wanted);
+        assert_eq!(labels(&data_source, &Observed { snapshot: Some(&of), ..NONE }), wanted);
+        assert!(labels(&data_source, &NONE).is_empty());
     }
 
     #[test]

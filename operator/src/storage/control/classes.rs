@@ -148,8 +148,10 @@ impl Controller {
             referred: referred.as_ref(),
         };
         let status = source::status(&object, &observed, &time::text(time::now()));
-        if !source::is_current(&object["status"], &status) {
-            let patch = json!({"metadata": {"uid": object["metadata"]["uid"]}, "status": status});
+        let labels = source::labels(&object, &observed);
+        if !source::is_current(&object["status"], &status) || !labels.is_empty() {
+            let patch =
+                json!({"metadata": {"uid": object["metadata"]["uid"], "labels": labels}, "status": status});
             // DataSource has no status subresource.
             let _: Value = self.client.merge_patch(DATA_SOURCES, key, &patch).await?;
         }
@@ -201,25 +203,38 @@ impl Controller {
     /// An ObjectTransfer: the kind is deprecated, and each is answered with a failure.
     pub(super) async fn transfer(&self, key: &Key) -> Result<Outcome> {
         let Some(object) = self.client.find::<Value>(TRANSFERS, key).await? else { return Ok(Outcome::Done) };
-        if object["status"]["phase"] == "Error" {
-            return Ok(Outcome::Done);
+        if let Some(status) = answered(&object, &time::text(time::now())) {
+            let patch = json!({"metadata": {"uid": object["metadata"]["uid"]}, "status": status});
+            let _: Value = self.client.merge_patch(TRANSFERS.sub("status"), key, &patch).await?;
         }
-        let now = time::text(time::now());
-        let condition = json!({
-            "type": "Complete", "status": "False", "reason": "NotSupported",
-            "message": "ObjectTransfer is deprecated: clone the claim into the other namespace by a DataVolume",
-            "lastTransitionTime": now, "lastHeartbeatTime": now,
-        });
-        let status = json!({"phase": "Error", "conditions": [condition]});
-        let patch = json!({"metadata": {"uid": object["metadata"]["uid"]}, "status": status});
-        let _: Value = self.client.merge_patch(TRANSFERS.sub("status"), key, &patch).await?;
         Ok(Outcome::Done)
     }
+}
+
+/// The status by which an ObjectTransfer is answered; `None` when it has been.
+fn answered(transfer: &Value, now: &str) -> Option<Value> {
+    const FAILED: &str = "Failed";
+    let condition = json!({
+        "type": "Complete", "status": "False", "reason": "NotSupported",
+        "message": "ObjectTransfer is deprecated: clone the claim into the other namespace by a DataVolume",
+        "lastTransitionTime": now, "lastHeartbeatTime": now,
+    });
+    (transfer["status"]["phase"] != FAILED).then(|| json!({"phase": FAILED, "conditions": [condition]}))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_object_transfer_is_answered_once_with_failed() {
+        let status = answered(&json!({"metadata": {"name": "t"}}), "1").unwrap();
+        assert_eq!(
+            (&status["phase"], &status["conditions"][0]["status"]),
+            (&json!("Failed"), &json!("False"))
+        );
+        assert_eq!(answered(&json!({"status": status}), "2"), None);
+    }
 
     #[test]
     fn the_host_is_that_of_an_ingress_that_leads_to_the_proxy() {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use virt::time;
 
 use super::{AGAIN, Controller, RECHECK, RETRY, refused};
+use crate::storage::action::{About, Event};
 use crate::storage::clone::authorize::{self, Origin};
 use crate::storage::clone::permit;
 use crate::storage::clone::token::Target;
@@ -68,6 +69,9 @@ impl Controller {
         }
         let problem = self.problems.of(key);
         let status = status::status(&cron, &plan, &imports, problem.as_deref(), &now);
+        if let Some((reason, message)) = plan.trouble.as_ref().filter(|_| status != cron.status) {
+            self.applier.report(&Event::warning(About::cron(&cron.meta), *reason, message.clone()));
+        }
         if status != cron.status && !cron.meta.deleting {
             let patch = json!({"metadata": {"uid": cron.meta.uid}, "status": status});
             // DataImportCron has no status subresource.

@@ -113,6 +113,10 @@ impl Controller {
             Ok(None) => return Ok(Outcome::Done),
             Err(trouble) => return self.troubled(&target, &trouble).await,
         };
+        if let Some(action) = filling::prioritize(&target, &task) {
+            self.applier.apply(&action).await?;
+            return Ok(Outcome::After(CATCH_UP));
+        }
         if let Some(origin) = Origin::of(&task.source, key.namespace()) {
             return self.clone_claim(&target, &origin, populated).await;
         }

@@ -103,7 +103,7 @@ pub fn render(volume: &DataVolume, offer: ClusterStorage<'_>, size: Option<u64>)
         "metadata": {
             "name": volume.meta.name,
             "namespace": volume.meta.namespace,
-            "labels": labels(volume, shape.block),
+            "labels": labels(volume, shape.block, offer.settings),
             "annotations": annotations(volume, offer.settings, populated),
             "ownerReferences": [owner(volume)],
         },
@@ -223,8 +223,9 @@ pub fn complete(claim: &Value, offer: ClusterStorage<'_>) -> Result<Value, Refus
     Ok(claim)
 }
 
-fn labels(volume: &DataVolume, block: bool) -> BTreeMap<String, String> {
-    let mut labels = volume.meta.labels.clone();
+fn labels(volume: &DataVolume, block: bool, settings: &Settings) -> BTreeMap<String, String> {
+    let mut labels = settings.labels.clone();
+    labels.extend(volume.meta.labels.clone());
     labels.insert("app".to_owned(), names::APP.to_owned());
     if !block {
         labels.insert(names::FILLING_UP.to_owned(), "disabled".to_owned());
@@ -344,6 +345,18 @@ mod tests {
         archive["spec"]["contentType"] = json!("archive");
         let claim = render_in(&classes("rbd.csi.ceph.com", true), &archive).unwrap();
         assert_eq!(claim["spec"]["volumeMode"], "Filesystem");
+    }
+
+    #[test]
+    fn a_claim_has_the_labels_of_the_installation_and_its_own() {
+        let label = |value: &str| [("app.kubernetes.io/version".to_owned(), value.to_owned())].into();
+        let settings = Settings { labels: label("1"), ..Settings::default() };
+        let mut volume = DataVolume::from(&volume("storage", &json!({})));
+        let found = labels(&volume, false, &settings);
+        let of = |name: &str| found[name].as_str();
+        assert_eq!((of("app.kubernetes.io/version"), of("app"), of("mine")), ("1", names::APP, "1"));
+        volume.meta.labels = label("2");
+        assert_eq!(labels(&volume, false, &settings)["app.kubernetes.io/version"], "2");
     }
 
     #[test]

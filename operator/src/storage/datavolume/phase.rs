@@ -112,7 +112,7 @@ fn cloning(volume: &DataVolume, claim: Option<&Claim>, now: &str, wanted: String
     let place = |phase: &str| order.iter().position(|one| *one == phase);
     let first = match place(now) {
         Some(at) => at + 1,
-        None if BEFORE.contains(&now) => 0,
+        None if BEFORE.contains(&now) || now == Work::Clone.scheduled() => 0,
         None => return wanted,
     };
     let skipped = place(&wanted).and_then(|end| order.get(first..end)).unwrap_or_default();
@@ -166,7 +166,11 @@ fn wanted(volume: &DataVolume, claim: Option<&Claim>, facts: Facts, work: Work) 
     }
     let worker = of_worker(claim, work, now);
     match claim.phase {
-        Binding::Pending if facts.populated && facts.waits_for_consumer && worker.is_none() => {
+        Binding::Pending
+            if facts.populated
+                && facts.waits_for_consumer
+                && worker.as_deref().is_none_or(|phase| phase == Work::Clone.scheduled()) =>
+        {
             "PendingPopulation".to_owned()
         }
         // Without a populator the worker, if there is one, is what the claim waits for.
@@ -239,6 +243,26 @@ mod tests {
     }
 
     #[test]
+    fn a_clone_that_waits_for_its_source_is_scheduled() {
+        let pvc = json!({"pvc": {"namespace": "n", "name": "golden"}});
+        let of = |annotations: &Value| json!({"metadata": {"name": "clone", "annotations": annotations}, "status": {"phase": "Pending"}});
+        let waits = of(&json!({names::CREATED_FOR: "u", names::CLONE_PHASE: "Pending"}));
+        let populated = Facts { populated: true, ..Facts::default() };
+        assert_eq!(phases(&pvc, &waits, populated), ["Pending", "CloneScheduled"]);
+        let unused = Facts { waits_for_consumer: true, consumer_first: true, ..populated };
+        assert_eq!(phases(&pvc, &waits, unused), ["Pending", "PendingPopulation"]);
+        // Then it goes through the phases of its way.
+        let mut volume = DataVolume::from(&json!({
+            "metadata": {"name": "clone", "uid": "u"}, "spec": {"source": pvc}, "status": {"phase": "CloneScheduled"},
+        }));
+        let cloned = Claim::from(&claim("csi-clone", "u", "Succeeded"));
+        let complete = Facts { complete: true, ..populated };
+        for expected in ["CSICloneInProgress", "RebindInProgress", "Succeeded"] {
+            volume.status.phase = next(&volume, Some(&cloned), complete);
+            assert_eq!(volume.status.phase, expected);
+        }
+    }
+
     #[test]
     fn a_claim_of_a_reserved_volume_is_pending_until_it_counts_as_filled() {
         let pvc = json!({"pvc": {"namespace": "n", "name": "golden"}});

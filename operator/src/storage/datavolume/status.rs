@@ -83,6 +83,12 @@ pub fn report(
     if phase != before.phase {
         events.extend(phase_event(volume, claim, &phase));
     }
+    if phase == before.phase && claim.is_some_and(|claim| claim.meta.says(names::POD_PHASE, "Failed")) {
+        // Each failure is one event, although the next try keeps the phase.
+        let heard = before.condition("Running");
+        let heard = heard.is_some_and(|old| old.reason == running.reason && old.message == running.message);
+        events.extend(failed(volume).filter(|_| !heard));
+    }
     events.extend(condition_events(volume, &bound, &running, succeeded));
     let since = |mut condition: Condition| {
         let old = before.condition(&condition.kind);
@@ -211,6 +217,17 @@ fn progress(before: &Status, claim: Option<&Claim>, phase: &str) -> String {
     }
 }
 
+/// The event of a worker that failed.
+fn failed(volume: &DataVolume) -> Option<Event> {
+    let name = &volume.meta.name;
+    let (reason, message) = match Work::of(&volume.source) {
+        Work::Upload => ("UploadFailed", format!("Upload into {name} failed")),
+        Work::Import => ("ImportFailed", format!("Failed to import into PVC {name}")),
+        Work::Clone => return None,
+    };
+    Some(Event::warning(About::data_volume(&volume.meta), reason, message))
+}
+
 fn phase_event(volume: &DataVolume, claim: Option<&Claim>, phase: &str) -> Option<Event> {
     let about = || About::data_volume(&volume.meta);
     let name = &volume.meta.name;
@@ -231,16 +248,7 @@ fn phase_event(volume: &DataVolume, claim: Option<&Claim>, phase: &str) -> Optio
         ("Failed", _) if claim.is_some_and(|claim| claim.phase == Binding::Lost) => {
             return Some(Event::warning(about(), "ErrClaimLost", format!("PVC {name} lost")));
         }
-        ("Failed", Work::Upload) => {
-            return Some(Event::warning(about(), "UploadFailed", format!("Upload into {name} failed")));
-        }
-        ("Failed", _) => {
-            return Some(Event::warning(
-                about(),
-                "ImportFailed",
-                format!("Failed to import into PVC {name}"),
-            ));
-        }
+        ("Failed", _) => return failed(volume),
         (phase, Work::Clone) if phase.ends_with("InProgress") || phase == "CloneScheduled" => {
             (phase, format!("Cloning into {name}: {phase}"))
         }
@@ -288,6 +296,37 @@ fn condition_events(
 mod tests {
     use super::*;
     use crate::storage::populate::plan::waiting;
+
+    #[test]
+    fn a_pod_that_failed_is_an_event_and_the_phase_stays() {
+        let volume = |reason: &str| {
+            DataVolume::from(&json!({
+                "metadata": {"name": "disk", "namespace": "n", "uid": "u"},
+                "spec": {"source": {"http": {"url": "http://a"}}},
+                "status": {"phase": "ImportInProgress", "conditions": [
+                    {"type": "Running", "status": "False", "reason": reason, "message": "no room"},
+                ]},
+            }))
+        };
+        let claim = Claim::from(&json!({"metadata": {"name": "disk", "annotations": {
+            names::POD_PHASE: "Failed", names::RUNNING: "false", names::RUNNING_REASON: "Evicted",
+            names::RUNNING_MESSAGE: "no room",
+        }}}));
+        let failures = |reason: &str| {
+            let report = report(
+                &volume(reason),
+                Some(&claim),
+                Facts { populated: true, ..Facts::default() },
+                None,
+                "now",
+            );
+            assert_eq!(report.status.phase, "ImportInProgress");
+            let failed = |event: &&Event| event.warning && event.reason == "ImportFailed";
+            report.events.iter().filter(failed).map(|event| event.message.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(failures("Pod is running"), ["Failed to import into PVC disk"]);
+        assert_eq!(failures("Evicted"), [""; 0]);
+    }
 
     #[test]
     fn a_quota_that_refuses_the_prime_claim_is_the_reason_of_both_conditions() {

@@ -280,6 +280,10 @@ fn rebind(o: &Observed<'_>, prime: &Claim, mut actions: Vec<Action>) -> Plan {
         version: volume.meta.version.clone(),
         claim: (o.target.meta.namespace.clone(), o.target.meta.name.clone(), o.target.meta.uid.clone()),
     });
+    if o.target.meta.says(names::RETAIN, "true") {
+        let about = About::claim(&o.target.meta);
+        actions.push(Action::Report(Event::normal(about, "RetainedPVCPrime", "PVC Prime retained")));
+    }
     Plan::act(actions)
 }
 
@@ -375,6 +379,13 @@ fn release(o: &Observed<'_>, written: &Claim) -> Option<Action> {
         service: (written.meta.namespace.clone(), api::upload::service_name(&written.meta.name)),
         claim: written.meta.uid.clone(),
     })
+}
+
+/// Puts the priority class that the source object names on the claim, from which workers get it.
+pub fn prioritize(target: &Claim, task: &Task) -> Option<Action> {
+    let wanted = !task.priority.is_empty() && target.meta.annotation(names::PRIORITY_CLASS).is_none();
+    let change = (names::PRIORITY_CLASS.to_owned(), Some(task.priority.clone()));
+    wanted.then(|| annotate(target, [change].into(), BTreeMap::new()))
 }
 
 /// Namespace of the object that a step makes or enlarges, which quotas and policies may refuse.
@@ -481,6 +492,22 @@ mod tests {
     }
 
     #[test]
+    fn the_priority_class_of_the_source_object_is_put_on_the_claim_once() {
+        let task = |priority: &str| Task {
+            source: Source::Blank,
+            archive: false,
+            preallocation: false,
+            owner_uid: String::new(),
+            priority: priority.to_owned(),
+        };
+        let mut target = Claim::default();
+        assert_eq!(prioritize(&target, &task("")), None);
+        let Some(Action::Annotate { annotations, .. }) = prioritize(&target, &task("high")) else { panic!() };
+        assert_eq!(annotations[names::PRIORITY_CLASS].as_deref(), Some("high"));
+        target.meta.annotations.insert(names::PRIORITY_CLASS.to_owned(), "low".to_owned());
+        assert_eq!(prioritize(&target, &task("high")), None);
+    }
+
     #[test]
     fn a_refused_step_is_reported_until_it_is_taken() {
         let target = |annotations: &Value| {

@@ -79,8 +79,13 @@ mod tests {
                 "resources": {"requests": {"storage": "1Gi"}},
                 "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": "VolumeImportSource", "name": "s"}},
         }));
-        let task =
-            Task { source: Source::Blank, archive: false, preallocation: false, owner_uid: "u".into() };
+        let task = Task {
+            source: Source::Blank,
+            archive: false,
+            preallocation: false,
+            owner_uid: "u".into(),
+            priority: String::new(),
+        };
         let prime = claim(&target, &task);
         assert_eq!(
             prime["spec"],

@@ -19,6 +19,8 @@ pub struct Task {
     pub preallocation: bool,
     /// Uid in the progress metric.
     pub owner_uid: String,
+    /// Priority class of workers that the source object names; empty for none.
+    pub priority: String,
 }
 
 /// The source object that a claim names.
@@ -46,10 +48,11 @@ pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result
     }
     if let Some(volume) = volume.filter(|volume| claim.meta.is_controlled_by(&volume.meta.uid)) {
         let (source, owner_uid) = (usable(volume.source.clone())?, volume.meta.uid.clone());
-        return Ok(Some(Task { source, archive, preallocation, owner_uid }));
+        return Ok(Some(Task { source, archive, preallocation, owner_uid, priority: String::new() }));
     }
     let Some(reference) = claim.source.as_ref().filter(|source| source.group == names::GROUP) else {
-        return Ok(annotated(claim).map(|source| Task { source, archive, preallocation, owner_uid }));
+        let task = |source| Task { source, archive, preallocation, owner_uid, priority: String::new() };
+        return Ok(annotated(claim).map(task));
     };
     if reference.namespace.as_ref().is_some_and(|namespace| *namespace != claim.meta.namespace) {
         // As upstream: sources of other namespaces are left to other populators.
@@ -74,6 +77,7 @@ pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result
         archive: spec["contentType"] == "archive",
         preallocation: spec["preallocation"].as_bool().unwrap_or(preallocation),
         owner_uid,
+        priority: text(&spec["priorityClassName"]),
     }))
 }
 
@@ -162,7 +166,13 @@ mod tests {
         let task = task(&ours, Some(&volume), &Named::NotNeeded).unwrap().unwrap();
         assert_eq!(
             task,
-            Task { source: Source::Blank, archive: false, preallocation: true, owner_uid: "volume".into() }
+            Task {
+                source: Source::Blank,
+                archive: false,
+                preallocation: true,
+                owner_uid: "volume".into(),
+                priority: String::new(),
+            }
         );
     }
 
@@ -174,8 +184,11 @@ mod tests {
         let found = of("VolumeImportSource", &import).unwrap().unwrap();
         assert!(matches!(found.source, Source::Remote(remote) if remote.url == "u"));
         assert_eq!((found.archive, found.owner_uid.as_str()), (true, "claim"));
-        let clone = Named::Found(json!({"spec": {"source": {"kind": "PersistentVolumeClaim", "name": "x"}}}));
+        let clone = Named::Found(json!({"spec": {
+            "source": {"kind": "PersistentVolumeClaim", "name": "x"}, "priorityClassName": "high",
+        }}));
         let found = of("VolumeCloneSource", &clone).unwrap().unwrap();
+        assert_eq!(found.priority, "high");
         assert_eq!(found.source, Source::Claim { namespace: String::new(), name: "x".into() });
         assert_eq!(
             of("VolumeUploadSource", &Named::Found(json!({}))).unwrap().unwrap().source,

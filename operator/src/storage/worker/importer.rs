@@ -369,8 +369,13 @@ mod tests {
     }
 
     fn made(source: &Value, block: bool, settings: &Settings) -> Option<Value> {
-        let task =
-            Task { source: Source::from(source), archive: false, preallocation: true, owner_uid: "o".into() };
+        let task = Task {
+            source: Source::from(source),
+            archive: false,
+            preallocation: true,
+            owner_uid: "o".into(),
+            priority: String::new(),
+        };
         let images =
             Images { importer: "image".into(), pull_policy: "IfNotPresent".into(), ..Images::default() };
         let (claim, owner) = (claim(block), json!({"uid": "p"}));

@@ -18,7 +18,7 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     let target = o.target;
     let given = match given(o) {
         Ok(given) => given,
-        Err(plan) => return plan,
+        Err(plan) => return plan.before(waiting(o)),
     };
     let (Some(class), Some(profile)) = (o.class, o.profile) else {
         let named = target.class.as_deref().unwrap_or_default();
@@ -47,7 +47,7 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     if way == CloneStrategy::Copy
         && let Some(plan) = not_copied(o, &given)
     {
-        return plan;
+        return plan.before(waiting(o));
     }
     let mut actions: Vec<Action> = guard(o).into_iter().collect();
     let mut changes = vec![
@@ -61,6 +61,15 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     changes.extend(fallback.map(|fallback| (names::CLONE_FALLBACK, fallback.reason())));
     actions.push(annotate(target, &changes, content_labels(o)));
     advance(o, way).before(actions)
+}
+
+/// Writes down that the clone waits for its source.
+fn waiting(o: &Observed<'_>) -> Vec<Action> {
+    let pending = (names::CLONE_PHASE, "Pending");
+    match o.target.meta.says(pending.0, pending.1) {
+        true => Vec::new(),
+        false => vec![annotate(o.target, &[pending], BTreeMap::new())],
+    }
 }
 
 /// Why the source cannot be copied now.

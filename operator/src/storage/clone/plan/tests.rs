@@ -448,4 +448,12 @@ fn clones_that_are_not_possible_have_a_reason() {
     let unready = Snapshot::default();
     let case = Case { of_snapshot: Some(&unready), ..Case::new(&forced, None) };
     assert_eq!(case.plan().trouble.unwrap().reason, "SnapshotNotReady");
+    // That it waits is written once.
+    let [Action::Annotate { annotations, .. }] = &case.plan().actions[..] else {
+        panic!("{:?}", case.plan())
+    };
+    assert_eq!(annotations[names::CLONE_PHASE].as_deref(), Some("Pending"));
+    let waits = target("Pending", &json!({names::IMMEDIATE: "", names::CLONE_PHASE: "Pending"}));
+    let case = Case { of_snapshot: Some(&unready), ..Case::new(&waits, None) };
+    assert!(case.plan().actions.is_empty());
 }
