@@ -56,7 +56,7 @@ pub async fn run(context: Context, stop: Stop) {
         importer: context.config.image("importer"),
         uploadserver: context.config.image("uploadserver"),
         clone_source: context.config.image("clone-source"),
-        pull_policy: "IfNotPresent".to_owned(),
+        pull_policy: settings::PULL_POLICY.to_owned(),
     };
     let setup =
         control::Setup { namespace: context.config.namespace.clone(), images, health: context.health };

@@ -15,6 +15,12 @@ pub const CLONE_STRATEGY: &str = "ferrovirt.io/clone-strategy-override";
 /// loopback or Services' addresses; with commas between them. Ours.
 pub const POLL_NETWORKS: &str = "ferrovirt.io/cron-source-networks";
 
+/// Labels that CDIConfig and claims get from the CDI object.
+const LABELS: [&str; 2] = ["app.kubernetes.io/part-of", "app.kubernetes.io/version"];
+
+/// `imagePullPolicy` of worker images where the CDI object has none.
+pub const PULL_POLICY: &str = "IfNotPresent";
+
 /// Settings of transfers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -139,15 +145,24 @@ impl Settings {
     }
 }
 
-/// Whether a CDI object is available and not degraded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Available(pub bool);
+/// The fields read from a CDI object itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Installed {
+    /// Whether it is available and not degraded.
+    pub available: bool,
+    /// `spec.imagePullPolicy`: of worker images.
+    pub pull_policy: String,
+}
 
-impl From<&Value> for Available {
+impl From<&Value> for Installed {
     fn from(cdi: &Value) -> Self {
         let conditions = cdi["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
         let is = |kind: &str| conditions.iter().any(|one| one["type"] == kind && one["status"] == "True");
-        Self(is("Available") && !is("Degraded"))
+        let policy = cdi["spec"]["imagePullPolicy"].as_str().filter(|policy| !policy.is_empty());
+        Self {
+            available: is("Available") && !is("Degraded"),
+            pull_policy: policy.unwrap_or(PULL_POLICY).to_owned(),
+        }
     }
 }
 
@@ -294,6 +309,17 @@ mod tests {
         let wanted = [("part-of", "hyperconverged-cluster"), ("version", "1.18.0")];
         let wanted = wanted.map(|(name, value)| (format!("app.kubernetes.io/{name}"), value.to_owned()));
         assert_eq!(read, wanted);
+    }
+
+    #[test]
+    fn the_cdi_object_sets_the_pull_policy_of_workers() {
+        let of = |cdi: Value| Installed::from(&cdi);
+        let conditions = json!([{"type": "Available", "status": "True"}]);
+        let usual = of(json!({"status": {"conditions": conditions}}));
+        assert_eq!((usual.available, usual.pull_policy.as_str()), (true, "IfNotPresent"));
+        let set = of(json!({"spec": {"imagePullPolicy": "Always"}}));
+        assert_eq!((set.available, set.pull_policy.as_str()), (false, "Always"));
+        assert_eq!(of(json!({"spec": {"imagePullPolicy": ""}})).pull_policy, "IfNotPresent");
     }
 
     #[test]

@@ -241,7 +241,7 @@ impl Controller {
             preallocation: target.meta.says(names::PREALLOCATION_REQUESTED, "true"),
             owner_uid: &target.meta.uid,
             settings: &settings,
-            images: &self.setup.images,
+            images: &self.images(),
         })
         .await
     }
@@ -254,7 +254,7 @@ impl Controller {
         server: &Worker,
         source: &Claim,
     ) -> Result<()> {
-        let (settings, images) = (self.settings(), &self.setup.images);
+        let (settings, images) = (self.settings(), &self.images());
         let name = sender::client((&source.meta.namespace, &source.meta.name), target);
         let issued = self.signers.client(&name)?;
         let secret = sender::secret(target, &source.meta.namespace, &issued);

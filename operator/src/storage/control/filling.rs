@@ -395,7 +395,7 @@ impl Controller {
         let (Some(written), Some(owner)) = (written, filling::pod_owner(start, o.target, o.prime)) else {
             return Ok(Outcome::Done);
         };
-        let images = &self.setup.images;
+        let images = &self.images();
         let started = if task.source == Source::Upload {
             let upload = Upload {
                 target: o.target,

@@ -38,7 +38,7 @@ use super::resources::{
     SNAPSHOT_CLASSES, TRANSFERS,
 };
 use super::seen::{Claim, Class, DataVolume, Meta, Worker};
-use super::settings::{Available, Settings};
+use super::settings::{Installed, Settings};
 use super::signers::{self, Signers};
 use super::worker::Images;
 use super::written::Collection;
@@ -94,9 +94,8 @@ struct Caches {
     crons: Cache<Cron>,
     /// Kept for its changes: a reconcile reads the DataSource.
     _sources: Cache<Meta>,
-    /// Whether each CDI object is available.
-    cdis: Cache<Available>,
-    /// The same for ObjectTransfers.
+    cdis: Cache<Installed>,
+    /// Kept for its changes, too.
     _transfers: Cache<Meta>,
 }
 
@@ -295,7 +294,7 @@ fn caches(client: &Client, queue: &Queue<Item>, polled: &Queue<Key>) -> Caches {
                 crons(change.key);
             })
             .start::<Value>(client, CRONS, &all),
-        cdis: Cache::<Available>::builder()
+        cdis: Cache::<Installed>::builder()
             .on_change(move |change| of_cdi(change.key))
             .start::<Value>(client, CDIS, &all),
         _transfers: Cache::<Meta>::builder()
@@ -357,7 +356,7 @@ impl Controller {
         metrics::write(
             page,
             &metrics::Observed {
-                ready: self.caches.cdis.all().first().map(|(_, cdi)| cdi.0),
+                ready: self.caches.cdis.all().first().map(|(_, cdi)| cdi.available),
                 volumes: &all(&self.caches.volumes),
                 crons: &all(&self.caches.crons),
                 classes: &profiles,
@@ -368,6 +367,15 @@ impl Controller {
 
     fn settings(&self) -> Arc<Settings> {
         self.caches.settings.get(&Key::cluster("config")).unwrap_or_default()
+    }
+
+    /// Images of the workers, as the CDI object wants them pulled.
+    fn images(&self) -> Images {
+        let mut images = self.setup.images.clone();
+        if let Some((_, cdi)) = self.caches.cdis.all().first() {
+            images.pull_policy.clone_from(&cdi.pull_policy);
+        }
+        images
     }
 
     fn profile(&self, class: &Class, classes: &Classes) -> Profile {

@@ -174,7 +174,7 @@ impl Controller {
             false => None,
         };
         let map = certificates.as_ref().and_then(|map| map["metadata"]["name"].as_str()).unwrap_or_default();
-        let Some(pod) = importer::poll(cron, &settings, &self.setup.images, map) else {
+        let Some(pod) = importer::poll(cron, &settings, &self.images(), map) else {
             return Ok(Some(Answer::Failed("only http, s3, gcs and registry sources are polled".to_owned())));
         };
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
