@@ -105,7 +105,7 @@ fn an_import_becomes_a_snapshot_where_the_storage_profile_asks_for_it() {
     until("the class has a profile", || space.get("StorageProfile", CLASS));
     let format = json!({"spec": {"dataImportCronSourceFormat": "snapshot"}});
     space.patch("StorageProfile", CLASS, &format);
-    until("the profile says snapshot", || {
+    until("the profile has the format", || {
         let profile = space.get("StorageProfile", CLASS)?;
         (profile["status"]["dataImportCronSourceFormat"] == "snapshot").then_some(())
     });

@@ -48,7 +48,7 @@ impl<'a> Storage<'a> {
     }
 }
 
-/// What an import leaves.
+/// The kind of object that an import leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// A DataVolume with its claim.
@@ -80,7 +80,7 @@ pub enum Step {
     Point(Value),
     /// Delete this import.
     Drop {
-        /// What it left.
+        /// The kind of object.
         form: Form,
         /// Its name.
         name: String,
@@ -100,9 +100,9 @@ pub struct Plan {
     pub desired: Option<String>,
     /// Name of the import of that digest.
     pub name: Option<String>,
-    /// What the import of that digest leaves.
+    /// The kind of object that the import of that digest leaves.
     pub form: Form,
-    /// Whether that is there.
+    /// Whether that object is there.
     pub done: bool,
     /// Whether a snapshot is awaited, which is not watched.
     pub awaits: bool,
