@@ -428,10 +428,9 @@ impl Controller {
 
     /// Makes an importer: the ConfigMap with the proxy's certificates, then the pod.
     async fn start_importer(&self, import: &importer::Import<'_>, pod: Value) -> Result<()> {
-        let Meta { name, namespace, .. } = &import.written.meta;
         if importer::goes_by_proxy(&import.task.source, import.settings) {
             let trusted = self.proxy_certificates(import.settings).await?;
-            let name = importer::proxy_map(name);
+            let (name, namespace) = (importer::proxy_map_of(import.written), &import.written.meta.namespace);
             let map = importer::proxy_certificates(&name, namespace, import.owner, &trusted);
             self.applier.apply(&Action::Create(map)).await?;
         }

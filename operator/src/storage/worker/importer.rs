@@ -117,7 +117,7 @@ pub fn pod(import: &Import<'_>) -> Option<Value> {
         | Source::Missing => return None,
     }
     if goes_by_proxy(&task.source, settings) {
-        parts.proxy_certificates(&mut job, &proxy_map(&written.meta.name));
+        parts.proxy_certificates(&mut job, &proxy_map_of(written));
     }
     Some(assemble(import, &job, parts, owner, images))
 }
@@ -130,6 +130,11 @@ pub fn goes_by_proxy(source: &Source, settings: &Settings) -> bool {
 /// Name of the ConfigMap with the proxy's certificates for a worker.
 pub fn proxy_map(worker: &str) -> String {
     names::fitted("import-proxy-cm", worker)
+}
+
+/// The same for the importer of a claim. A claim that is made again has another one: the old one goes with the old claim.
+pub fn proxy_map_of(written: &Claim) -> String {
+    proxy_map(&format!("{}-{}", written.meta.name, names::digest(&written.meta.uid, 8)))
 }
 
 /// That ConfigMap: a copy of the installation's, which pods of other namespaces cannot mount.
@@ -529,10 +534,7 @@ mod tests {
             (name, job(pod).proxy_cert_dir)
         };
         let import = made(&json!({"http": {"url": "https://a/b"}}), false, &settings).unwrap();
-        assert_eq!(
-            mounted(&import),
-            (Some("import-proxy-cm-prime-u".to_owned()), PROXY_CERTIFICATES.to_owned())
-        );
+        assert_eq!(mounted(&import), (Some(proxy_map_of(&claim(false))), PROXY_CERTIFICATES.to_owned()));
         let blank = made(&json!({"blank": {}}), false, &settings).unwrap();
         assert_eq!(mounted(&blank), (None, String::new()));
         let cron = Cron::from(&json!({
@@ -543,11 +545,12 @@ mod tests {
         assert_eq!(mounted(&poll("copy")), (Some("copy".to_owned()), PROXY_CERTIFICATES.to_owned()));
         assert_eq!(mounted(&poll("")).0, None);
         let trusted = json!({"metadata": {"name": "trusted"}, "data": {"ca.pem": "x"}});
-        let map = proxy_certificates(&proxy_map("prime-u"), "n", &owned_by(&cron), &trusted);
-        assert_eq!(
-            (&map["metadata"]["name"], &map["data"]["ca.pem"]),
-            (&json!("import-proxy-cm-prime-u"), &json!("x"))
-        );
+        let map = proxy_certificates(&proxy_map_of(&claim(false)), "n", &owned_by(&cron), &trusted);
+        let name = map["metadata"]["name"].as_str().unwrap();
+        assert!(name.starts_with("import-proxy-cm-prime-u-") && map["data"]["ca.pem"] == "x", "{map}");
+        let mut again = claim(false);
+        again.meta.uid = "again".to_owned();
+        assert_ne!(proxy_map_of(&again), name);
         assert_eq!(map["metadata"]["ownerReferences"][0]["uid"], "c");
     }
 
