@@ -177,6 +177,8 @@ pub enum Request {
     },
     /// The screen. Answered with [`Answer::Screenshot`].
     Screenshot,
+    /// Counters of the guest. Answered with [`Answer::Stats`]. Since version 2; early launchers of that version refuse it.
+    Stats,
     /// The guest as libvirt describes it. Answered with [`Answer::Description`]. Since version 2.
     Describe,
     /// Find QEMU, firmware and KVM on the launcher's machine or in its pod, as the user that the guest runs as. Answered with
@@ -219,6 +221,7 @@ impl Request {
             | Self::DetachInterface(_)
             | Self::Dump { .. }
             | Self::Screenshot
+            | Self::Stats
             | Self::Describe
             | Self::Facts { .. } => ANSWER_MAX,
         }
@@ -418,6 +421,8 @@ pub enum Answer {
     Description(String),
     /// The answer of the guest agent: JSON text.
     Agent(String),
+    /// Its counters.
+    Stats(Stats),
     /// The screen.
     Screenshot {
         /// Such as `image/png`.
@@ -425,6 +430,17 @@ pub enum Answer {
         /// The picture, in base64.
         content: String,
     },
+}
+
+/// Counters of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Stats {
+    /// Numbers by libvirt's names and in its units (virConnectGetAllDomainStats), such as `cpu.time` and `block.0.rd.bytes`.
+    /// All that libvirt has: a launcher is as old as its guest, and later releases of its clients may read more of them.
+    pub numbers: BTreeMap<String, u64>,
+    /// Names of disks and interfaces in the launch document, by the start of libvirt's names, such as `block.0` or `net.1`.
+    pub names: BTreeMap<String, String>,
 }
 
 /// QEMU, firmware and KVM on a launcher's machine or in its pod, as the user that the guest runs as finds them.
@@ -499,6 +515,7 @@ impl Call {
             Request::Insert { .. } => Some("insert"),
             Request::Eject(_) => Some("eject"),
             Request::Describe => Some("describe"),
+            Request::Stats => Some("stats"),
             Request::Dump { .. } => Some("dump"),
             Request::Freeze { .. } => Some("freeze"),
             Request::Thaw => Some("thaw"),

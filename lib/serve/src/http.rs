@@ -154,10 +154,9 @@ async fn respond(site: Arc<Site>, request: &Request<Incoming>) -> Response<Full<
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
-    );
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(crate::metrics::CONTENT_TYPE));
     response
 }
 

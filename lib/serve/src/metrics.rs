@@ -5,6 +5,9 @@ use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// The media type of a page.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
 /// A page in the making.
 #[derive(Debug, Default)]
 pub struct Page {
@@ -18,6 +21,8 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// Buckets, sum and count, which the caller writes.
+    Histogram,
 }
 
 impl Page {
@@ -26,11 +31,8 @@ impl Page {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
         };
-        self.head(name, kind, help);
-    }
-
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _infallible = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
@@ -56,7 +58,7 @@ impl Page {
 
     /// A histogram.
     pub fn times(&mut self, name: &str, help: &str, times: &Times) {
-        self.head(name, "histogram", help);
+        self.begin(name, Kind::Histogram, help);
         let bucket = format!("{name}_bucket");
         let mut sum = 0;
         for (count, (_, shown)) in times.counts.iter().zip(BOUNDS) {

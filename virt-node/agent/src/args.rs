@@ -40,9 +40,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8186")]
     listen: SocketAddr,
 
-    /// Address of metrics and health over plain HTTP, for the kubelet's probes
+    /// Address of health over plain HTTP, for the kubelet's probes
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8187")]
     health: SocketAddr,
+
+    /// Address of metrics over HTTPS
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8443")]
+    metrics: SocketAddr,
 
     /// Address of the SnapshotMetadata service: changed blocks of the node's snapshots, over TLS
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8188")]
@@ -130,6 +134,7 @@ impl Args {
             state: state_directory,
             listen: self.listen,
             health: self.health,
+            metrics: self.metrics,
             metadata: self.metadata,
             certificate: self.tls_directory.join("tls.crt"),
             key: self.tls_directory.join("tls.key"),

@@ -27,8 +27,10 @@ pub(crate) struct Config {
     pub(crate) state: PathBuf,
     /// Address of the streams and power commands.
     pub(crate) listen: SocketAddr,
-    /// Address of metrics and health.
+    /// Address of health.
     pub(crate) health: SocketAddr,
+    /// Address of metrics.
+    pub(crate) metrics: SocketAddr,
     /// Address of the SnapshotMetadata service.
     pub(crate) metadata: SocketAddr,
     /// Files of the serving certificate and its key.

@@ -30,7 +30,7 @@ use crate::guests::controller::Controller;
 use crate::networks::{self, Api, Networks};
 use crate::node::plan::Facts;
 use crate::node::{bridges, cpu, host, kvm, report};
-use crate::{storage, streams};
+use crate::{metrics, storage, streams};
 
 /// How long the last write to the Node object may take.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -170,7 +170,7 @@ async fn start(
     Ok((controller, plugins))
 }
 
-/// Serves the operator, the kubelet's probes, and clients of changed blocks.
+/// Serves the operator, the kubelet's probes, Prometheus, and clients of changed blocks.
 async fn listen(
     config: &Config,
     client: &cluster::Client,
@@ -183,22 +183,17 @@ async fn listen(
         TcpListener::from_std(server::listen(address).map_err(failed)?).map_err(failed)
     };
     let (probes, operator) = (bound(config.health)?, bound(config.listen)?);
-    let (ready, counted) = (Arc::clone(ready), Arc::clone(controller));
-    let health = Router::new()
-        .get("/healthz", move |_| {
-            let ready = ready.load(Ordering::Relaxed);
-            async move {
-                if ready {
-                    text(StatusCode::OK, "ok\n")
-                } else {
-                    text(StatusCode::SERVICE_UNAVAILABLE, "the agent is starting or stopping\n")
-                }
+    let probed = Arc::clone(ready);
+    let health = Router::new().get("/healthz", move |_| {
+        let ready = probed.load(Ordering::Relaxed);
+        async move {
+            if ready {
+                text(StatusCode::OK, "ok\n")
+            } else {
+                text(StatusCode::SERVICE_UNAVAILABLE, "the agent is starting or stopping\n")
             }
-        })
-        .get("/metrics", move |_| {
-            let metrics = metrics(&counted);
-            async move { serve::route::with_type(StatusCode::OK, "text/plain; version=0.0.4", metrics.into()) }
-        });
+        }
+    });
     tokio::spawn(server::serve(probes, None, Limits::default(), Arc::new(health), stopped.clone()));
     let identity = Identity {
         certificate: Certificate::Files { chain: config.certificate.clone(), key: config.key.clone() },
@@ -206,8 +201,10 @@ async fn listen(
         ..Identity::self_signed()
     };
     let clients = Clients { authorities: Authorities::File(config.client_ca.clone()), required: true };
-    let router = Arc::new(streams::router(controller));
-    let backups = bound(config.metadata)?;
+    let sessions = streams::Sessions::default();
+    let router = Arc::new(streams::router(controller, &sessions));
+    let (backups, scraped) = (bound(config.metadata)?, bound(config.metrics)?);
+    let metrics = Arc::new(metrics::router(controller, &sessions, ready));
     let metadata = Arc::new(storage::metadata::Server::new(client.clone(), config.snapshot_metadata()));
     let stopped = stopped.clone();
     tokio::spawn(async move {
@@ -215,9 +212,11 @@ async fn listen(
         let tls = certified(&identity, Some(clients), false).await;
         let limits = Limits { connections: streams::CONNECTIONS, ..Limits::default() };
         let streams = server::serve(operator, Some(tls), limits, router, stopped.clone());
-        // Clients of changed blocks show a token.
+        // Clients of changed blocks show a token. Metrics need none, as upstream's.
         let tls = certified(&identity, None, true).await;
-        tokio::join!(streams, server::serve(backups, Some(tls), Limits::default(), metadata, stopped));
+        let metrics = server::serve(scraped, Some(tls.clone()), Limits::default(), metrics, stopped.clone());
+        let backups = server::serve(backups, Some(tls), Limits::default(), metadata, stopped);
+        tokio::join!(streams, metrics, backups);
     });
     Ok(())
 }
@@ -232,7 +231,7 @@ async fn certified(identity: &Identity, clients: Option<Clients>, http2: bool) -
                 if !complained {
                     tracing::warn!(
                         error = ::error::chain(&error),
-                        "the operator has signed no certificate yet: consoles and changed blocks are not served; retrying"
+                        "the operator has signed no certificate yet: consoles, metrics and changed blocks are not served; retrying"
                     );
                     complained = true;
                 }
@@ -240,17 +239,6 @@ async fn certified(identity: &Identity, clients: Option<Clients>, http2: bool) -
             }
         }
     }
-}
-
-/// Metrics as Prometheus reads them.
-fn metrics(controller: &Controller) -> String {
-    let mut text = String::from(
-        "# HELP kubevirt_vmi_phase_count VirtualMachineInstances of this node by phase.\n# TYPE kubevirt_vmi_phase_count gauge\n",
-    );
-    for (phase, count) in controller.phases() {
-        text.push_str(&format!("kubevirt_vmi_phase_count{{phase=\"{}\"}} {count}\n", phase.to_lowercase()));
-    }
-    text
 }
 
 /// Runs a program to its end.

@@ -10,7 +10,7 @@
 //! - [`devices`]: the kubelet's device plugins. [`node`]: the Node object and KVM.
 //! - [`pods`]: files and processes of launcher pods, none of them trusted.
 //! - [`networks`]: secondary networks of launcher pods, attached by CNI plugins of the node.
-//! - [`guests`]: the reconciler. [`streams`]: what the operator asks over HTTPS.
+//! - [`guests`]: the reconciler. [`streams`]: what the operator asks over HTTPS. [`metrics`]: what Prometheus reads.
 //! - [`storage`]: the volumes of the node's claims, without CSI sidecars.
 //!
 //! Not here: rules of guests (lib/virt), launcher and network namespaces (lib/guest), the Kubernetes client (lib/cluster).
@@ -21,6 +21,7 @@ mod devices;
 mod entry;
 mod error;
 mod guests;
+mod metrics;
 mod networks;
 mod node;
 mod pods;

@@ -3,7 +3,7 @@
 //! | version | release | what it has |
 //! |---|---|---|
 //! | 1 | before version agreement: a launcher refuses a [`Hello`] with number 0 | all requests but those of 2 |
-//! | 2 | this one | [`Hello`], `facts`, `insert`, `eject`, `describe`, `dump`, `freeze`, `thaw` |
+//! | 2 | this one | [`Hello`], `facts`, `insert`, `eject`, `describe`, `dump`, `freeze`, `thaw`, `stats` |
 //!
 //! The last two versions are spoken. A launcher of either goes on under a daemon or agent of the other: guests outlive both.
 

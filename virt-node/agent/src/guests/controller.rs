@@ -172,13 +172,28 @@ impl Controller {
         Ok((instance, Arc::new(directory)))
     }
 
-    /// Guests by phase, for metrics.
-    pub(crate) fn phases(&self) -> std::collections::BTreeMap<String, usize> {
-        let mut count = std::collections::BTreeMap::new();
-        for (_, instance) in self.instances.all() {
-            *count.entry(instance.phase.clone().unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
-        }
-        count
+    /// Name of the node.
+    pub(crate) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Guests that run, for metrics.
+    pub(crate) fn running(&self) -> Vec<Key> {
+        let all = self.instances.all().into_iter();
+        let running = all.filter(|(_, one)| matches!(Phase::of(one.phase.as_deref()), Phase::Running));
+        running.map(|(key, _)| key).collect()
+    }
+
+    /// Whether a VMI is on this node.
+    pub(crate) fn is_known(&self, key: &Key) -> bool {
+        self.instances.get(key).is_some()
+    }
+
+    /// Whether the agent of a guest is connected, as its launcher reported last.
+    pub(crate) fn has_agent(&self, key: &Key) -> bool {
+        let guests = self.guests();
+        let guest = guests.values().find(|guest| guest.key == *key);
+        guest.is_some_and(|guest| guest.follower.known.lock().status.as_ref().is_some_and(|one| one.agent))
     }
 
     fn guests(&self) -> MutexGuard<'_, HashMap<String, Guest>> {

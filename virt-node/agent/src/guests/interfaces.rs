@@ -83,6 +83,7 @@ pub(crate) async fn mend(
             | Answer::Facts(_)
             | Answer::Agent(_)
             | Answer::Description(_)
+            | Answer::Stats(_)
             | Answer::Screenshot { .. } => return Err(unexpected()),
         }
     }

@@ -87,6 +87,7 @@ pub(crate) async fn launch(
             | Answer::Facts(_)
             | Answer::Agent(_)
             | Answer::Description(_)
+            | Answer::Stats(_)
             | Answer::Screenshot { .. } => return Err(super::talk::unexpected()),
         }
     }

@@ -136,7 +136,15 @@ impl Talk {
     /// # Errors
     /// As [`Self::call`].
     pub(crate) async fn agent(&mut self, command: &str) -> Result<String> {
-        let request = Request::Agent { command: command.to_owned(), timeout_seconds: AGENT_SECONDS };
+        self.agent_within(command, AGENT_SECONDS).await
+    }
+
+    /// The same, of an agent that has so many seconds.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub(crate) async fn agent_within(&mut self, command: &str, timeout_seconds: u32) -> Result<String> {
+        let request = Request::Agent { command: command.to_owned(), timeout_seconds };
         match self.call(request).await? {
             Answer::Agent(text) => Ok(text),
             Answer::Done
@@ -145,6 +153,7 @@ impl Talk {
             | Answer::Layout(_)
             | Answer::Facts(_)
             | Answer::Description(_)
+            | Answer::Stats(_)
             | Answer::Screenshot { .. } => Err(unexpected()),
         }
     }
@@ -204,14 +213,17 @@ pub(crate) fn unexpected() -> Error {
 mod tests {
     use super::*;
 
-    fn talk() -> (Talk, UnixStream) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        (Talk { stream: ours, version: Some(2), last: 0, held: Vec::new() }, theirs)
+    impl Talk {
+        /// A conversation with an agreed version, and the launcher's end of its connection.
+        pub(crate) fn pair() -> (Self, UnixStream) {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (Self { stream: ours, version: Some(2), last: 0, held: Vec::new() }, theirs)
+        }
     }
 
     #[tokio::test]
     async fn the_version_is_agreed_on_before_the_first_call() {
-        let (mut talk, mut launcher) = talk();
+        let (mut talk, mut launcher) = Talk::pair();
         talk.version = None;
         let hello = frame(&Message::Hello { versions: vec![2, 3] }).unwrap();
         let answer = frame(&Message::Answer { id: 1, answer: Answer::Done }).unwrap();
@@ -225,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_found_among_events() {
-        let (mut talk, mut launcher) = talk();
+        let (mut talk, mut launcher) = Talk::pair();
         let event = frame(&Message::Event(Event::Rebooted)).unwrap();
         let answer = frame(&Message::Answer { id: 1, answer: Answer::Done }).unwrap();
         launcher.write_all(&[event, answer].concat()).await.unwrap();
@@ -234,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_event_that_comes_in_pieces_is_not_lost_by_a_wait_that_ends() {
-        let (mut talk, mut launcher) = talk();
+        let (mut talk, mut launcher) = Talk::pair();
         let event = frame(&Message::Event(Event::Rebooted)).unwrap();
         launcher.write_all(&event[..7]).await.unwrap();
         assert_eq!(talk.event(Duration::from_millis(20)).await.unwrap(), None);
@@ -246,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_and_an_invalid_answer_are_different_errors() {
-        let (mut talk, mut launcher) = self::talk();
+        let (mut talk, mut launcher) = Talk::pair();
         let refused =
             Message::Refused { id: 1, kind: api::launcher::RefusedKind::State, message: "no guest".into() };
         launcher.write_all(&frame(&refused).unwrap()).await.unwrap();

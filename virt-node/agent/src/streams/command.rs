@@ -59,6 +59,7 @@ pub(super) async fn run(
         | Reply::Agent(_)
         | Reply::Facts(_)
         | Reply::Description(_)
+        | Reply::Stats(_)
         | Reply::Screenshot { .. } => {
             return Err(crate::guests::talk::unexpected().into());
         }
@@ -91,7 +92,8 @@ pub(super) async fn run(
             | Reply::Layout(_)
             | Reply::Agent(_)
             | Reply::Facts(_)
-            | Reply::Description(_) => Err(crate::guests::talk::unexpected().into()),
+            | Reply::Description(_)
+            | Reply::Stats(_) => Err(crate::guests::talk::unexpected().into()),
         },
         "freeze" => {
             let freeze: Freeze = if body.is_empty() {

@@ -14,6 +14,8 @@ mod picture;
 mod pipe;
 mod pointer;
 
+pub(crate) use pipe::{Counts, Sessions};
+
 use std::sync::Arc;
 
 use cluster::Key;
@@ -111,8 +113,7 @@ fn is_set(query: &str, name: &str) -> bool {
 }
 
 /// All routes.
-pub(crate) fn router(controller: &Arc<Controller>) -> Router {
-    let sessions = pipe::Sessions::default();
+pub(crate) fn router(controller: &Arc<Controller>, sessions: &Sessions) -> Router {
     let mut router = Router::new().refuse_with(|_, refusal| {
         let status = refusal.status();
         let body =

@@ -4,11 +4,11 @@
 //! client of the screen that asks for `preserveSession` is refused instead.
 //! All streams together have a part of the connections only.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster::Key;
 use serve::datagrams;
@@ -44,22 +44,69 @@ const TAKE_OVER: Duration = Duration::from_millis(100);
 /// The sender that ends each open stream, by guest and kind.
 type Ends = HashMap<(Key, &'static str), oneshot::Sender<()>>;
 
+/// Numbers of streams, for metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Open ones, by guest and kind.
+    pub(crate) open: BTreeMap<(Key, &'static str), usize>,
+    /// When the last of a guest was opened, in seconds since 1970.
+    pub(crate) last: BTreeMap<Key, u64>,
+}
+
 /// Open streams.
 #[derive(Clone, Debug)]
-pub(super) struct Sessions {
-    ends: Arc<Mutex<Ends>>,
+pub(crate) struct Sessions {
+    open: Arc<Mutex<Open>>,
     places: Arc<Semaphore>,
 }
 
 impl Default for Sessions {
     fn default() -> Self {
-        Self { ends: Arc::default(), places: Arc::new(Semaphore::new(MOST)) }
+        Self { open: Arc::default(), places: Arc::new(Semaphore::new(MOST)) }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    ends: Ends,
+    counts: Counts,
+}
+
+/// An open stream: it is counted and has its place until this is dropped.
+struct Counted {
+    sessions: Sessions,
+    of: (Key, &'static str),
+    _place: OwnedSemaphorePermit,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut open = self.sessions.lock();
+        if let Some(count) = open.counts.open.get_mut(&self.of) {
+            *count -= 1;
+        }
     }
 }
 
 impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, Ends> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Numbers of streams of guests that are still known; the others are forgotten.
+    pub(crate) fn counts(&self, is_known: impl Fn(&Key) -> bool) -> Counts {
+        let mut open = self.lock();
+        open.counts.open.retain(|(key, _), count| *count > 0 || is_known(key));
+        open.counts.last.retain(|key, _| is_known(key));
+        open.counts.clone()
+    }
+
+    fn count(&self, of: (Key, &'static str), place: OwnedSemaphorePermit) -> Counted {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut open = self.lock();
+        *open.counts.open.entry(of.clone()).or_default() += 1;
+        open.counts.last.insert(of.0.clone(), now);
+        Counted { sessions: self.clone(), of, _place: place }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place for a stream, until it is dropped.
@@ -78,14 +125,14 @@ impl Sessions {
         of: (Key, &'static str),
         preserve: bool,
     ) -> Result<(oneshot::Receiver<()>, bool), Refused> {
-        let mut sessions = self.lock();
-        sessions.retain(|_, end| !end.is_closed());
-        if preserve && sessions.contains_key(&of) {
+        let mut open = self.lock();
+        open.ends.retain(|_, end| !end.is_closed());
+        if preserve && open.ends.contains_key(&of) {
             return Err(Refused::unavailable("Active VNC connection. Request denied."));
         }
         let (end, ended) = oneshot::channel();
         // Dropping the sender ends the stream before.
-        let before = sessions.insert(of, end).is_some();
+        let before = open.ends.insert(of, end).is_some();
         Ok((ended, before))
     }
 }
@@ -105,14 +152,14 @@ pub(super) async fn open(
         return Err(Refused::conflict("VMI is not running"));
     }
     if name == "portforward" {
-        return forward(call, &instance.address(), place).await;
+        return forward(call, &instance.address(), || sessions.count((key.clone(), name), place)).await;
     }
     let socket = match name {
         "console" => "serial0",
         _ => "vnc",
     };
     let preserve = name == "vnc" && flag(call, "preserveSession");
-    let (ended, before) = sessions.take_over((key, name), preserve)?;
+    let (ended, before) = sessions.take_over((key.clone(), name), preserve)?;
     if before {
         tokio::time::sleep(TAKE_OVER).await;
     }
@@ -131,11 +178,15 @@ pub(super) async fn open(
     let failed = |error| Refused::from(Error::system("a guest's socket cannot be used", error));
     stream.set_nonblocking(true).map_err(failed)?;
     let stream = UnixStream::from_std(stream).map_err(failed)?;
-    upgrade(call, place, Some(ended), |client| copy(client, stream))
+    upgrade(call, sessions.count((key, name), place), Some(ended), |client| copy(client, stream))
 }
 
 /// Connects to a port of the guest: a stream by TCP, datagrams by UDP.
-async fn forward(call: &mut Call, address: &str, place: OwnedSemaphorePermit) -> Result<Answer, Refused> {
+async fn forward(
+    call: &mut Call,
+    address: &str,
+    count: impl FnOnce() -> Counted,
+) -> Result<Answer, Refused> {
     let port: u16 =
         call.parameter("port").parse().map_err(|_| Refused::bad("the port is not a number up to 65535"))?;
     let address: IpAddr = address.parse().map_err(|_| Refused::bad("no network interfaces are present"))?;
@@ -144,13 +195,13 @@ async fn forward(call: &mut Call, address: &str, place: OwnedSemaphorePermit) ->
         |error: &dyn std::fmt::Display| Refused::bad(format!("dialing VM: {address} port {port}: {error}"));
     match call.parameter("proto") {
         "" | "tcp" => match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await {
-            Ok(Ok(stream)) => upgrade(call, place, None, |client| copy(client, stream)),
+            Ok(Ok(stream)) => upgrade(call, count(), None, |client| copy(client, stream)),
             Ok(Err(error)) => Err(unreachable(&error)),
             Err(error) => Err(unreachable(&error)),
         },
         "udp" => {
             let socket = connected(to).await.map_err(|error| unreachable(&error))?;
-            upgrade(call, place, None, |client| relay(client, socket))
+            upgrade(call, count(), None, |client| relay(client, socket))
         }
         other => Err(Refused::bad(format!("protocol {other} is not supported; use tcp or udp"))),
     }
@@ -196,7 +247,7 @@ async fn relay(client: impl AsyncRead + AsyncWrite, guest: UdpSocket) -> io::Res
 /// Answers with the Upgrade; `work` has the client's stream until it ends, or another client takes the stream over.
 fn upgrade<W: Future<Output = io::Result<()>> + Send>(
     call: &mut Call,
-    place: OwnedSemaphorePermit,
+    counted: Counted,
     ended: Option<oneshot::Receiver<()>>,
     work: impl FnOnce(Stream) -> W + Send + 'static,
 ) -> Result<Answer, Refused> {
@@ -220,7 +271,7 @@ fn upgrade<W: Future<Output = io::Result<()>> + Send>(
             }
             () = taken => {}
         }
-        drop((busy, place));
+        drop((busy, counted));
     });
     Ok(answer)
 }
@@ -270,6 +321,20 @@ mod tests {
         assert_eq!(refused.message, text);
         open.pop();
         assert!(sessions.enter().is_ok());
+    }
+
+    #[test]
+    fn streams_are_counted_while_they_are_open() {
+        let (sessions, key) = (Sessions::default(), Key::new("n", "a"));
+        let first = sessions.count((key.clone(), "portforward"), sessions.enter().unwrap());
+        let second = sessions.count((key.clone(), "portforward"), sessions.enter().unwrap());
+        let of = (key.clone(), "portforward");
+        assert_eq!(sessions.counts(|_| true).open[&of], 2);
+        drop(first);
+        assert_eq!(sessions.counts(|_| false).open[&of], 1, "the guest is gone, its stream is not");
+        drop(second);
+        assert_eq!(sessions.counts(|_| true).open[&of], 0);
+        assert_eq!(sessions.counts(|_| false), Counts::default(), "gone guests are forgotten");
     }
 
     #[tokio::test]

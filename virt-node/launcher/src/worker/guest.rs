@@ -2,7 +2,7 @@
 //!
 //! Not here: clients, and when the guest ends.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,7 @@ use super::facts;
 use super::freeze::{Freeze, Thawed};
 use super::libvirt::{self, Connection, Described, Domain, Failure};
 use super::logs;
+use super::stats;
 use crate::dhcp::Responders;
 use crate::domain::{self, Device, device};
 use crate::error::{Error, Kind as ErrorKind};
@@ -69,6 +70,12 @@ fn processor(domain: &Domain<'_>, launch: &Launch) -> Option<NamedCpu> {
         CpuModel::HostModel => libvirt::processor(domain).ok().flatten(),
         CpuModel::HostPassthrough | CpuModel::Maximum | CpuModel::Named(_) => None,
     }
+}
+
+/// Names of disks in the guest by those of the launch document, from the names by our aliases.
+fn targets(launch: &Launch, aliases: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let disks = launch.disks.iter().map(|disk| &disk.name);
+    disks.filter_map(|name| Some((name.clone(), aliases.get(&Device::Disk(name).alias())?.clone()))).collect()
 }
 
 /// Devices that are to go.
@@ -225,6 +232,12 @@ impl Guest {
                 Ok(Answer::Status(self.status()?))
             }
             Request::Describe => Ok(Answer::Description(self.domain()?.xml()?)),
+            Request::Stats => {
+                let (running, launch) = (self.domain()?, self.document()?);
+                let disks = targets(&launch, &libvirt::described(&running)?.targets);
+                let taps = launch.interfaces.into_iter().map(|one| (one.name, one.tap)).collect();
+                Ok(Answer::Stats(stats::of(libvirt::statistics(&running)?, &disks, &taps)))
+            }
             Request::Screenshot => {
                 let domain = self.domain()?;
                 let (mime, picture) = domain.screenshot(PICTURE_MAX)?;
@@ -611,12 +624,8 @@ impl Guest {
             memory: launch.memory.guest + found.more_memory,
         });
         let (agent, aliases) = found.map(|found| (found.agent, found.targets)).unwrap_or_default();
-        let disks = launch.iter().flat_map(|launch| &launch.disks);
-        let targets = disks.filter_map(|disk| {
-            let target = aliases.get(&Device::Disk(&disk.name).alias())?;
-            Some((disk.name.clone(), target.clone()))
-        });
-        let (targets, frozen, dump) = (targets.collect(), self.freeze.is_on(), self.dumps.last());
+        let targets = launch.as_ref().map(|launch| targets(launch, &aliases)).unwrap_or_default();
+        let (frozen, dump) = (self.freeze.is_on(), self.dumps.last());
         let uid = launch.map(|launch| launch.uid);
         Ok(Status { state, reason, uid, exit, agent, size, targets, frozen, dump })
     }

@@ -14,6 +14,7 @@ mod freeze;
 mod guest;
 mod libvirt;
 mod logs;
+mod stats;
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -14,5 +14,6 @@ mod lifecycle;
 mod pod;
 mod resolve;
 mod socket;
+mod stats;
 mod support;
 mod worker_restart;

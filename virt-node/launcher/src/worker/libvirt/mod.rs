@@ -21,7 +21,7 @@ use super::Notice as ToWorker;
 use crate::folder::Folder;
 
 pub(super) use features::capabilities;
-pub(crate) use sys::{Connection, Domain};
+pub(crate) use sys::{Connection, Domain, Statistic};
 
 /// An error of libvirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -371,6 +371,16 @@ const DUMP_MEMORY_ONLY: u32 = 16;
 /// `libvirt_iohelper`. Not by QEMU's monitor: libvirt 9.0 crashes at the event of a dump that it did not begin.
 pub(super) fn dump(domain: &Domain<'_>, path: &str) -> Result<(), Failure> {
     domain.core_dump(path, DUMP_RAW, DUMP_MEMORY_ONLY)
+}
+
+/// Groups of statistics (virDomainStatsTypes): state, CPU, balloon, vCPUs, interfaces, disks.
+const STATISTICS: u32 = 1 | 2 | 4 | 8 | 16 | 32;
+/// Leave out what has to wait for another operation on the domain.
+const STATISTICS_NOW: u32 = 1 << 29;
+
+/// What libvirt and QEMU count.
+pub(super) fn statistics(domain: &Domain<'_>) -> Result<Vec<(String, Statistic)>, Failure> {
+    domain.statistics(STATISTICS, STATISTICS_NOW)
 }
 
 /// Our alias of what libvirt calls by `device`.

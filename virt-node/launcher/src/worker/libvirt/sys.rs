@@ -5,7 +5,7 @@
 //! events mean.
 #![expect(unsafe_code, reason = "a C library")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::mpsc::Sender;
 
@@ -55,6 +55,8 @@ functions! { Libvirt from "libvirt.so.0\0":
     virDomainFree(Object) -> c_int;
     virDomainGetState(Object, *mut c_int, *mut c_int, c_uint) -> c_int;
     virDomainMemoryStats(Object, Object, c_uint, c_uint) -> c_int;
+    virDomainListGetStats(*mut Object, c_uint, *mut *mut *mut Record, c_uint) -> c_int;
+    virDomainStatsRecordListFree(*mut *mut Record) -> ();
     virDomainSuspend(Object) -> c_int;
     virDomainResume(Object) -> c_int;
     virDomainShutdownFlags(Object, c_uint) -> c_int;
@@ -84,6 +86,62 @@ functions! { LibvirtQemu from "libvirt-qemu.so.0\0":
 
 /// virConnectBaselineCPUFlags.
 const EXPAND_FEATURES: c_uint = 1;
+
+/// virDomainStatsRecord.
+#[repr(C)]
+struct Record {
+    _domain: Object,
+    parameters: *const Parameter,
+    count: c_int,
+}
+
+/// virTypedParameter.
+#[repr(C)]
+struct Parameter {
+    name: [c_char; 80],
+    kind: c_int,
+    value: ParameterValue,
+}
+
+/// The union of a [`Parameter`]'s values, as far as they are read.
+#[repr(C)]
+union ParameterValue {
+    int: c_int,
+    unsigned: c_uint,
+    long: c_longlong,
+    unsigned_long: c_ulonglong,
+    flag: c_char,
+    text: *const c_char,
+}
+
+/// A statistic's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Statistic {
+    Number(u64),
+    Text(String),
+}
+
+impl Parameter {
+    /// Its name and value; negative numbers and fractions are not statistics.
+    ///
+    /// # Safety
+    /// libvirt filled it.
+    unsafe fn statistic(&self) -> Option<(String, Statistic)> {
+        // SAFETY: the value that is read is that of the kind (virTypedParameterType); texts end with a zero, the name, too.
+        unsafe {
+            let value = match self.kind {
+                1 => Statistic::Number(u64::try_from(self.value.int).ok()?),
+                2 => Statistic::Number(self.value.unsigned.into()),
+                3 => Statistic::Number(u64::try_from(self.value.long).ok()?),
+                4 => Statistic::Number(self.value.unsigned_long),
+                6 => Statistic::Number(u64::from(self.value.flag != 0)),
+                7 => Statistic::Text(texted(self.value.text)),
+                _ => return None,
+            };
+            Some((texted(self.name.as_ptr()), value))
+        }
+    }
+}
 
 /// Why the dynamic linker refused.
 fn refused(what: &str) -> Failure {
@@ -334,6 +392,35 @@ impl Domain<'_> {
             (self.connection.libvirt.virDomainMemoryStats)(self.object.as_ptr(), room, 1, 0)
         };
         self.connection.done(answer)
+    }
+
+    /// Statistics of the groups `groups` (virDomainStatsTypes). `flags` are virConnectGetAllDomainStatsFlags.
+    pub(crate) fn statistics(
+        &self,
+        groups: c_uint,
+        flags: c_uint,
+    ) -> Result<Vec<(String, Statistic)>, Failure> {
+        let libvirt = &self.connection.libvirt;
+        let mut domains = [self.object.as_ptr(), null_mut()];
+        let mut records: *mut *mut Record = null_mut();
+        // SAFETY: the list of domains ends with null; libvirt answers so many records, each with the number of its
+        // parameters; they are freed once they are copied.
+        unsafe {
+            let count =
+                (libvirt.virDomainListGetStats)(domains.as_mut_ptr(), groups, &raw mut records, flags);
+            let count = usize::try_from(count).map_err(|_| last(libvirt))?;
+            let mut all = Vec::new();
+            for index in 0..count {
+                let record = &**records.add(index);
+                let parameters = usize::try_from(record.count).unwrap_or(0);
+                for at in 0..parameters {
+                    let parameter = &*record.parameters.add(at);
+                    all.extend(parameter.statistic());
+                }
+            }
+            (libvirt.virDomainStatsRecordListFree)(records);
+            Ok(all)
+        }
     }
 
     pub(crate) fn suspend(&self) -> Result<(), Failure> {
