@@ -1,4 +1,4 @@
-//! Probes and metrics over plain HTTP: `/healthz`, `/readyz`, `/metrics`.
+//! Probes and metrics over plain HTTP: `/healthz`, `/readyz`, `/metrics`. The HTTPS server has the same page of metrics.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +85,8 @@ pub fn serve(config: &Config, health: &Health, client: &Client, events: &Events)
     Ok(())
 }
 
-fn metrics(client: &Client, events: &Events, health: &Health) -> String {
+/// The page of metrics.
+pub(crate) fn metrics(client: &Client, events: &Events, health: &Health) -> String {
     let counts = client.counts();
     let mut page = Page::default();
     for (name, help, value) in [
@@ -104,6 +105,24 @@ fn metrics(client: &Client, events: &Events, health: &Health) -> String {
         ),
     ] {
         page.single(name, Metric::Counter, help, value);
+    }
+    let labels = [("goversion", ""), ("kubeversion", env!("CARGO_PKG_VERSION"))];
+    page.begin("kubevirt_info", Metric::Gauge, "Version information.");
+    page.sample("kubevirt_info", &labels, 1);
+    // Upstream's three programs are this one.
+    let ready = u8::from(health.readiness().is_ok());
+    for (name, help) in [
+        ("kubevirt_virt_api_ready_status", "Indication for a virt-api that is ready to serve requests."),
+        (
+            "kubevirt_virt_controller_ready_status",
+            "Indication for a virt-controller that is ready to take the lead.",
+        ),
+        (
+            "kubevirt_virt_operator_ready_status",
+            "Indication for a virt-operator that is ready to take the lead.",
+        ),
+    ] {
+        page.single(name, Metric::Gauge, help, ready);
     }
     health.collect(&mut page);
     page.text()

@@ -15,6 +15,7 @@ use cluster::cache::Index;
 use cluster::{Cache, Client, Key, Priority, Queue, Resource, Scope};
 
 use super::launcher::{OWNER_NAME, OWNER_UID, label_value};
+use super::metrics::transitions::Transitions;
 use super::volumes::Volume;
 use crate::storage::class::Classes;
 use crate::storage::resources::CLASSES;
@@ -111,8 +112,8 @@ fn priority(meta: Option<&Meta>) -> Priority {
 }
 
 impl Caches {
-    /// Follows everything; changes are put into `queues`.
-    pub(super) fn start(client: &Client, queues: &Queues) -> Self {
+    /// Follows everything; changes are put into `queues`, those of instances' phases into `transitions`, too.
+    pub(super) fn start(client: &Client, queues: &Queues, transitions: &Arc<Transitions>) -> Self {
         let all = Scope::all();
         let feed = queues.clone();
         let mut machines = Cache::<Machine>::builder();
@@ -148,8 +149,12 @@ impl Caches {
             if node.is_empty() || instance.is_final() { Vec::new() } else { vec![node.clone()] }
         });
         let instances_by_set = instances.index(|_, instance| controlled_by(&instance.metadata));
+        let transitions = Arc::clone(transitions);
         let instances = instances
             .on_change(move |change| {
+                if let (Some(before), Some(after)) = (change.before, change.after) {
+                    transitions.observe(before, after);
+                }
                 for instance in [change.before, change.after].into_iter().flatten() {
                     feed.add_controller(&instance.metadata);
                 }
@@ -295,6 +300,13 @@ impl Caches {
     pub(super) fn pods_of(&self, instance: &Instance) -> Vec<Arc<Pod>> {
         let found = self.pods.by(self.pods_by_instance, &instance.metadata.uid);
         found.into_iter().map(|(_, pod)| pod).collect()
+    }
+
+    /// Name of the pod that runs an instance.
+    pub(super) fn pod_name(&self, instance: &Instance) -> Option<String> {
+        let active = &instance.status.active_pods;
+        let pods = self.pods_of(instance);
+        pods.iter().find(|pod| active.contains_key(&pod.metadata.uid)).map(|pod| pod.metadata.name.clone())
     }
 
     /// Claims for what an instance keeps besides its disks.

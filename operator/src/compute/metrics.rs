@@ -1,20 +1,35 @@
 //! Metrics of VMs and instances, with upstream's names, from what the controllers observe. Pure.
+//!
+//! - [`instances`]: of each instance. [`transitions`]: how long instances take from phase to phase.
+
+pub(super) mod instances;
+pub(super) mod transitions;
 
 use std::collections::BTreeMap;
 
 use serve::metrics::{Kind, Page};
 
 use super::clock;
-use crate::view::{Instance, Machine};
+use super::launcher::Settings;
+use crate::view::{Instance, Machine, Size};
 
-/// Groups of printableStatus; each has a metric with the time of the last change.
-const GROUPS: [(&str, &[&str]); 5] = [
-    ("running", &["Running"]),
-    ("starting", &["Provisioning", "Starting", "WaitingForVolumeBinding", "WaitingForReceiver"]),
-    ("migrating", &["Migrating"]),
-    ("non_running", &["Stopped", "Paused", "Stopping", "Terminating"]),
+/// Groups of printableStatus, and for each the metric with the time of the last change.
+const GROUPS: [(&str, &str, &[&str]); 5] = [
+    ("running", "kubevirt_vm_running_status_last_transition_timestamp_seconds", &["Running"]),
+    (
+        "starting",
+        "kubevirt_vm_starting_status_last_transition_timestamp_seconds",
+        &["Provisioning", "Starting", "WaitingForVolumeBinding", "WaitingForReceiver"],
+    ),
+    ("migrating", "kubevirt_vm_migrating_status_last_transition_timestamp_seconds", &["Migrating"]),
+    (
+        "non_running",
+        "kubevirt_vm_non_running_status_last_transition_timestamp_seconds",
+        &["Stopped", "Paused", "Stopping", "Terminating"],
+    ),
     (
         "error",
+        "kubevirt_vm_error_status_last_transition_timestamp_seconds",
         &[
             "CrashLoopBackOff",
             "Unknown",
@@ -44,7 +59,8 @@ pub(super) fn write<'a>(
     page.begin("kubevirt_vm_info", Kind::Gauge, "Information about virtual machines.");
     for machine in machines.clone() {
         let meta = &machine.metadata;
-        let status = machine.status.printable_status.as_str();
+        let printed = machine.status.printable_status.as_str();
+        let status = printed.to_lowercase();
         let named = |which: &Option<api::kubevirt::FlavorReference>| {
             which.as_ref().and_then(|one| one.name.clone()).unwrap_or_else(|| "<none>".to_owned())
         };
@@ -54,15 +70,14 @@ pub(super) fn write<'a>(
             ("name", meta.name.as_str()),
             ("instance_type", size.as_str()),
             ("preference", preference.as_str()),
-            ("status", status),
-            ("status_group", group(status)),
+            ("status", status.as_str()),
+            ("status_group", group(printed)),
         ];
         page.sample("kubevirt_vm_info", &labels, 1);
     }
-    for (word, _) in GROUPS {
-        let name = format!("kubevirt_vm_{word}_status_last_transition_timestamp_seconds");
+    for (word, name, _) in GROUPS {
         page.begin(
-            &name,
+            name,
             Kind::Counter,
             "Time of the last transition to this group of states, seconds since 1970.",
         );
@@ -71,21 +86,75 @@ pub(super) fn write<'a>(
                 ("namespace", machine.metadata.namespace.as_str()),
                 ("name", machine.metadata.name.as_str()),
             ];
-            page.sample(&name, &labels, transition(machine));
+            page.sample(name, &labels, transition(machine));
         }
     }
     let mut phases = BTreeMap::<(String, &str), u64>::new();
     for instance in instances {
-        let phase: &str = if instance.status.phase.is_empty() { "Pending" } else { &instance.status.phase };
-        *phases.entry((phase.to_lowercase(), instance.status.node_name.as_str())).or_default() += 1;
+        *phases.entry((phase(instance), instance.status.node_name.as_str())).or_default() += 1;
     }
     page.begin("kubevirt_vmi_phase_count", Kind::Gauge, "Sum of VMIs per phase and node.");
     for ((phase, node), count) in phases {
         page.sample("kubevirt_vmi_phase_count", &[("node", node), ("phase", phase.as_str())], count);
     }
-    for name in ["kubevirt_virt_controller_leading_status", "kubevirt_virt_controller_ready_status"] {
-        page.single(name, Kind::Gauge, "Whether this process runs the compute controllers.", 1);
+    let help = "Whether this process runs the compute controllers.";
+    page.single("kubevirt_virt_controller_leading_status", Kind::Gauge, help, 1);
+}
+
+/// Adds settings of the platform.
+pub(super) fn write_settings(page: &mut Page, settings: &Settings) {
+    let help = "Indicates whether the Software Emulation is enabled in the configuration.";
+    page.single("kubevirt_configuration_emulation_enabled", Kind::Gauge, help, u8::from(settings.emulation));
+}
+
+/// Adds the size of each VM. `running` has that of its instance, which an instance type decided.
+pub(super) fn write_sizes<'a>(
+    page: &mut Page,
+    machines: &(impl Iterator<Item = &'a Machine> + Clone),
+    running: impl Fn(&Machine) -> Option<Size>,
+) {
+    let name = "kubevirt_vm_create_date_timestamp_seconds";
+    page.begin(name, Kind::Gauge, "Virtual Machine creation timestamp.");
+    for machine in machines.clone() {
+        let meta = &machine.metadata;
+        let created = meta.creation_timestamp.as_deref().and_then(clock::seconds).unwrap_or(0);
+        page.sample(name, &[("name", meta.name.as_str()), ("namespace", meta.namespace.as_str())], created);
     }
+    let name = "kubevirt_vm_resource_requests";
+    page.begin(name, Kind::Gauge, "Resources requested by Virtual Machine.");
+    for machine in machines.clone() {
+        let meta = &machine.metadata;
+        let written = machine.spec.template.spec.size;
+        let size = match &machine.spec.instancetype {
+            Some(_) => running(machine).unwrap_or(written),
+            None => written,
+        };
+        let mut sample = |resource: &str, unit: &str, source: &str, value: u64| {
+            let labels = [
+                ("name", meta.name.as_str()),
+                ("namespace", meta.namespace.as_str()),
+                ("resource", resource),
+                ("unit", unit),
+                ("source", source),
+            ];
+            page.sample(name, &labels, value);
+        };
+        let source = if size.has_topology() { "domain" } else { "default" };
+        for (unit, value) in [("cores", size.cores), ("threads", size.threads), ("sockets", size.sockets)] {
+            sample("cpu", unit, source, value.unwrap_or(1));
+        }
+        for (source, value) in [("domain", size.requested), ("guest", size.guest)] {
+            if let Some(value) = value {
+                sample("memory", "bytes", source, value);
+            }
+        }
+    }
+}
+
+/// The phase of an instance, as metrics have it.
+fn phase(instance: &Instance) -> String {
+    let phase = &instance.status.phase;
+    if phase.is_empty() { "pending".to_owned() } else { phase.to_lowercase() }
 }
 
 /// Adds, for each VM with `Block` volumes of Ceph RBD, whether one of them lacks `krbd:rxbounce`. The iterator has whether
@@ -101,7 +170,7 @@ pub(super) fn write_bounces<'a>(page: &mut Page, machines: impl Iterator<Item = 
 }
 
 fn group(status: &str) -> &'static str {
-    GROUPS.iter().find(|(_, words)| words.contains(&status)).map_or("error", |(group, _)| group)
+    GROUPS.iter().find(|(.., words)| words.contains(&status)).map_or("error", |(group, ..)| group)
 }
 
 /// Time of the latest change of a condition, or of the creation.
@@ -122,7 +191,8 @@ mod tests {
         let machine = |name: &str, status: &str| -> Machine {
             serde_json::from_value(json!({
                 "metadata": {"name": name, "namespace": "n", "creationTimestamp": "1970-01-01T00:00:10Z"},
-                "spec": {"instancetype": {"name": "u1.small"}},
+                "spec": {"instancetype": {"name": "u1.small"}, "template": {"spec": {"domain": {
+                    "cpu": {"cores": 2}, "memory": {"guest": "1Gi"}}}}},
                 "status": {"printableStatus": status, "conditions": [
                     {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:00Z"}]},
             }))
@@ -134,16 +204,25 @@ mod tests {
         let mut page = Page::default();
         write(&mut page, &machines.iter(), [instance].iter());
         write_bounces(&mut page, machines.iter().zip([true, false]));
+        let running = Size { sockets: Some(4), ..Size::default() };
+        write_settings(&mut page, &Settings { emulation: true, ..Settings::default() });
+        write_sizes(&mut page, &machines.iter(), |one| (one.metadata.name == "b").then_some(running));
         let text = page.text();
         for line in [
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
             r#"kubevirt_number_of_vms{namespace="n"} 2"#,
-            r#"kubevirt_vm_info{namespace="n",name="a",instance_type="u1.small",preference="<none>",status="Running",status_group="running"} 1"#,
+            r#"kubevirt_vm_info{namespace="n",name="a",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{namespace="n",name="a"} 60"#,
             r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{namespace="n",name="b"} 60"#,
             r#"kubevirt_vmi_phase_count{node="one",phase="running"} 1"#,
             "kubevirt_virt_controller_leading_status 1",
+            "kubevirt_configuration_emulation_enabled 1",
+            r#"kubevirt_vm_create_date_timestamp_seconds{name="a",namespace="n"} 10"#,
+            r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="cpu",unit="cores",source="domain"} 2"#,
+            r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="cpu",unit="threads",source="domain"} 1"#,
+            r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="memory",unit="bytes",source="guest"} 1073741824"#,
+            r#"kubevirt_vm_resource_requests{name="b",namespace="n",resource="cpu",unit="sockets",source="domain"} 4"#,
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }

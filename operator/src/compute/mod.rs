@@ -50,7 +50,8 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
     let (image, namespace) = (config.image("virt-launcher"), config.namespace.clone());
     let base = Settings { image, ..Settings::default() };
     let queues = Queues::default();
-    let caches = Caches::start(&client, &queues);
+    let transitions = Arc::new(metrics::transitions::Transitions::default());
+    let caches = Caches::start(&client, &queues, &transitions);
     let configuration = settings::follow(&client);
     tokio::select! {
         () = stop.wait() => return,
@@ -62,7 +63,15 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
     let _exposed = health.expose(move |page| {
         let (machines, instances) = (observed.caches.machines.all(), observed.caches.instances.all());
         let machines = machines.iter().map(|(_, machine)| machine.as_ref());
-        metrics::write(page, &machines, instances.iter().map(|(_, instance)| instance.as_ref()));
+        let instances = instances.iter().map(|(_, instance)| instance.as_ref());
+        metrics::write(page, &machines, instances.clone());
+        metrics::write_sizes(page, &machines, |machine| {
+            let key = Key::new(&machine.metadata.namespace, &machine.metadata.name);
+            observed.caches.instances.get(&key).map(|instance| instance.spec.size)
+        });
+        metrics::instances::write(page, &instances, |instance| observed.caches.pod_name(instance));
+        transitions.write(page);
+        metrics::write_settings(page, &observed.settings());
         let bounces = machines.filter_map(|one| Some((one, observed.caches.bounces(one)?)));
         metrics::write_bounces(page, bounces);
     });

@@ -7,7 +7,7 @@ use api::resource::Quantity;
 use serde::{Deserialize, Deserializer, Serialize};
 use virt::live::dump;
 
-use super::{Condition, Meta, VolumeSource};
+use super::{Condition, Meta, Size, VolumeSource};
 
 /// A VirtualMachineInstance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -39,16 +39,19 @@ pub(crate) struct InstanceSpec {
     pub(crate) volumes: Vec<VolumeSource>,
     pub(crate) networks: Vec<Network>,
     pub(crate) termination_grace_period_seconds: Option<u64>,
+    pub(crate) eviction_strategy: Option<String>,
     /// Whether the guest keeps state besides its disks.
     pub(crate) keeps_state: bool,
     /// Whether the guest waits at its start until it is unpaused.
     pub(crate) starts_paused: bool,
+    pub(crate) size: Size,
 }
 
-/// Reads a domain; one that cannot be read keeps nothing.
-fn keeps_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+/// Reads a domain: its size, and whether the guest keeps state; one that cannot be read keeps nothing.
+fn domain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(Size, bool), D::Error> {
     let domain = serde_json::Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value(domain).is_ok_and(|domain| virt::state::is_kept(&domain)))
+    let size = Size::deserialize(&domain).unwrap_or_default();
+    Ok((size, serde_json::from_value(domain).is_ok_and(|domain| virt::state::is_kept(&domain))))
 }
 
 /// A spec as the API server writes it, as far as it is read.
@@ -59,9 +62,10 @@ struct WrittenSpec {
     utility_volumes: Vec<UtilityVolume>,
     networks: Vec<Network>,
     termination_grace_period_seconds: Option<u64>,
+    eviction_strategy: Option<String>,
     start_strategy: Option<String>,
-    #[serde(rename = "domain", deserialize_with = "keeps_state")]
-    keeps_state: bool,
+    #[serde(deserialize_with = "domain")]
+    domain: (Size, bool),
 }
 
 impl From<WrittenSpec> for InstanceSpec {
@@ -71,13 +75,22 @@ impl From<WrittenSpec> for InstanceSpec {
             utility_volumes,
             networks,
             termination_grace_period_seconds,
+            eviction_strategy,
             start_strategy,
-            keeps_state,
+            domain: (size, keeps_state),
         } = written;
         let starts_paused = start_strategy.as_deref() == Some("Paused");
         let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
         volumes.extend(dumps.map(|one| VolumeSource::dump(one.name, one.claim_name)));
-        Self { volumes, networks, termination_grace_period_seconds, keeps_state, starts_paused }
+        Self {
+            volumes,
+            networks,
+            termination_grace_period_seconds,
+            eviction_strategy,
+            keeps_state,
+            starts_paused,
+            size,
+        }
     }
 }
 
@@ -107,6 +120,18 @@ pub(crate) struct InstanceStatus {
     pub(crate) active_pods: BTreeMap<String, String>,
     pub(crate) migration_state: Option<MigrationState>,
     pub(crate) volume_status: Vec<VolumeEntry>,
+    #[serde(rename = "guestOSInfo")]
+    pub(crate) guest_os_info: Option<Box<GuestOs>>,
+}
+
+/// The operating system that a guest's agent reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct GuestOs {
+    pub(crate) name: String,
+    pub(crate) version_id: String,
+    pub(crate) machine: String,
+    pub(crate) kernel_release: String,
 }
 
 /// A volume in its status.

@@ -4,7 +4,7 @@ use api::kubevirt::{FlavorReference, FlavorStatus, MemoryDumpRequest, StateChang
 use serde::{Deserialize, Serialize};
 use virt::instancetype::Which;
 
-use super::{Condition, Meta, VolumeSource};
+use super::{Condition, Meta, Size, VolumeSource};
 
 /// A VirtualMachine.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -39,6 +39,8 @@ pub(crate) struct Template {
 #[serde(default)]
 pub(crate) struct TemplateSpec {
     pub(crate) volumes: Vec<VolumeSource>,
+    #[serde(rename = "domain")]
+    pub(crate) size: Size,
 }
 
 /// A DataVolume that is created with the VM.

@@ -11,13 +11,15 @@ mod node;
 mod pod;
 mod selector;
 mod set;
+mod size;
 mod volume;
 
-pub(crate) use instance::{Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
+pub(crate) use instance::{GuestOs, Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
 pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
 pub(crate) use meta::{Age, Condition, Meta, condition, is_false, is_true, oldest};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
 pub(crate) use selector::{selector_text, selects};
 pub(crate) use set::{Pool, ReplicaSet, SetStatus};
+pub(crate) use size::Size;
 pub(crate) use volume::{Claim, DataVolume, SnapshotClass, TransferConfig, VolumeSource};

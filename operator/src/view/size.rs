@@ -1,0 +1,72 @@
+//! The size of a guest, as the domain of a VM or instance has it.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// CPU topology and memory, as far as they are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "Written")]
+pub(crate) struct Size {
+    pub(crate) cores: Option<u64>,
+    pub(crate) sockets: Option<u64>,
+    pub(crate) threads: Option<u64>,
+    /// Bytes of memory that the guest sees.
+    pub(crate) guest: Option<u64>,
+    /// Bytes of memory that the pod requests for it.
+    pub(crate) requested: Option<u64>,
+}
+
+impl Size {
+    /// Whether a topology is written.
+    pub(crate) fn has_topology(&self) -> bool {
+        self.cores.is_some() || self.sockets.is_some() || self.threads.is_some()
+    }
+}
+
+/// A domain as the API server writes it, as far as it is read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Written {
+    cpu: Value,
+    memory: Value,
+    resources: Value,
+}
+
+impl From<Written> for Size {
+    fn from(written: Written) -> Self {
+        let Written { cpu, memory, resources } = written;
+        let number = |name: &str| cpu.get(name).and_then(Value::as_u64);
+        let bytes = |quantity: Option<&Value>| {
+            let quantity = quantity?;
+            quantity.as_u64().or_else(|| api::quantity::bytes(quantity.as_str()?).ok())
+        };
+        Self {
+            cores: number("cores"),
+            sockets: number("sockets"),
+            threads: number("threads"),
+            guest: bytes(memory.get("guest")),
+            requested: bytes(resources.pointer("/requests/memory")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_far_as_they_are_written() {
+        let size = |domain: Value| serde_json::from_value::<Size>(domain).unwrap();
+        assert_eq!(size(json!({"devices": {}})), Size::default());
+        let read = size(json!({
+            "cpu": {"cores": 2, "model": "host-model"},
+            "memory": {"guest": "1Gi"},
+            "resources": {"requests": {"memory": 1000}},
+        }));
+        let wanted = Size { cores: Some(2), guest: Some(1 << 30), requested: Some(1000), ..Size::default() };
+        assert_eq!(read, wanted);
+        assert!(read.has_topology() && !Size::default().has_topology());
+    }
+}
