@@ -85,6 +85,9 @@ pub struct Run {
     /// Keep two replicas of the Deployment ferrovirt-operator where two nodes take pods, and one on a single node
     #[arg(long, env = "SCALE", action = clap::ArgAction::Set, num_args = 0..=1, default_value = "false", default_missing_value = "true")]
     pub scale: bool,
+    /// URL of the pages about alerts; %s stands for an alert's name. Without one, alerts that upstream has lead to upstream's
+    #[arg(long, env = "RUNBOOK_URL_TEMPLATE", value_name = "URL")]
+    pub runbook_url_template: Option<String>,
     /// Address of /healthz, /readyz and /metrics (plain HTTP)
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8081")]
     pub health: SocketAddr,

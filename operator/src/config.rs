@@ -29,6 +29,8 @@ pub struct Config {
     pub emulation: bool,
     /// Whether the operator decides about its own replicas.
     pub scale: bool,
+    /// URL of the pages about alerts with `%s` for the name, if one was given.
+    pub runbooks: Option<String>,
     /// Address of probes and metrics.
     pub health: SocketAddr,
     /// Address of the aggregated APIs.
@@ -40,7 +42,7 @@ impl Config {
     /// Checks what was typed.
     ///
     /// # Errors
-    /// [`Kind::Usage`] for unknown areas, a template without `{program}`, and an invalid namespace.
+    /// [`Kind::Usage`] for unknown areas, a template without `{program}` or `%s`, and an invalid namespace.
     pub fn new(run: &Run) -> Result<Self> {
         let usage = |text: String| Error::new(Kind::Usage, text);
         check(&run.namespace, &run.image)?;
@@ -48,6 +50,11 @@ impl Config {
         let unknown = run.areas.iter().find(|name| !known.contains(&name.as_str()));
         if let Some(name) = unknown {
             return Err(usage(format!("--area {name}: the areas are {}", known.join(", "))));
+        }
+        // A chart sets the variable also without a value.
+        let runbooks = run.runbook_url_template.clone().filter(|template| !template.is_empty());
+        if let Some(template) = runbooks.as_ref().filter(|template| template.matches("%s").count() != 1) {
+            return Err(usage(format!("--runbook-url-template {template}: it must contain %s once")));
         }
         let chosen = |name: &&'static str| run.areas.is_empty() || run.areas.iter().any(|one| one == name);
         Ok(Self {
@@ -57,6 +64,7 @@ impl Config {
             areas: known.into_iter().filter(chosen).collect(),
             emulation: run.kvm_emulation,
             scale: run.scale,
+            runbooks,
             health: run.health,
             serve: run.serve,
             image: run.image.clone(),
@@ -149,6 +157,7 @@ mod tests {
             (["--area", "magic"], "--area magic: the areas are"),
             (["--image", "registry/x:1"], "must contain {program}"),
             (["--namespace", "A b"], "not the name of a namespace"),
+            (["--runbook-url-template", "https://wiki"], "must contain %s once"),
         ] {
             let error = config(&arguments).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");

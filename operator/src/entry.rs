@@ -149,9 +149,13 @@ async fn work(config: Arc<Config>, stop: Stop) -> Result<()> {
         () = stop.wait() => return Ok(()),
         version = reachable(&client) => tracing::info!(version, areas = ?config.areas, "operator started"),
     }
-    let context =
-        Context { client: client.clone(), events, config: Arc::clone(&config), health: health.clone() };
-    let served = crate::serve::run(listener, &config, &client, &health, &stop);
+    let context = Context {
+        client: client.clone(),
+        events: events.clone(),
+        config: Arc::clone(&config),
+        health: health.clone(),
+    };
+    let served = crate::serve::run(listener, &config, (&client, &events), &health, &stop);
     tokio::join!(area::run(&context, &stop), served, async {
         stop.wait().await;
         health.stop();

@@ -102,6 +102,7 @@ fn mark(object: &mut Value) {
         {
             environment.push(json!({"name": "KVM_EMULATION", "value": word("emulation")}));
             environment.push(json!({"name": "SCALE", "value": word("scale")}));
+            environment.push(json!({"name": "RUNBOOK_URL_TEMPLATE", "value": word("runbooks")}));
         }
     }
 }
@@ -128,6 +129,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
         "replicas": 0,
         "emulation": false,
         "clientsClaim": "",
+        "runbookUrlTemplate": "",
         "resources": resources,
         "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
         "ingress": {"enabled": false, "className": "", "host": "", "downloadsHost": "", "tlsSecret": "", "annotations": {}},
@@ -138,6 +140,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
          # replicas: of the operator; 0: two where two nodes take pods, else one\n\
          # emulation: run guests without KVM; for tests\n\
          # clientsClaim: claim with clients to be downloaded, such as arm64/mac/virtctl.zip\n\
+         # runbookUrlTemplate: URL of the pages about alerts, with %s for the name; empty: upstream's\n\
          # placement: of the control plane; guests and node agents are placed by HyperConverged\n\
          # ingress: makes the upload proxy, and client downloads by downloadsHost, reachable from outside\n{text}\n"
     ))
@@ -170,6 +173,7 @@ fn expression(word: &str) -> String {
         _ if word == "replicas" => REPLICAS.to_owned(),
         _ if word == "scale" => "{{ not .Values.replicas }}".to_owned(),
         _ if word == "clients" => CLIENTS.to_owned(),
+        _ if word == "runbooks" => "{{ .Values.runbookUrlTemplate }}".to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
         _ if word == "emulation-security" => by_emulation(&[true, false].map(capabilities_security)),
         _ => "{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}".to_owned(),
@@ -302,6 +306,7 @@ mod tests {
             (REPLICAS, "null"),
             ("{{ not .Values.replicas }}", "true"),
             ("{{ .Values.emulation }}", "false"),
+            ("{{ .Values.runbookUrlTemplate }}", ""),
             ("{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}", "[]"),
             ("{{ toJson .Values.placement.nodeSelector }}", "{}"),
             ("{{ toJson .Values.placement.tolerations }}", "[]"),
@@ -366,7 +371,9 @@ mod tests {
                 }
                 for container in pod["containers"].as_array_mut().unwrap() {
                     if let Some(environment) = container.get_mut("env").and_then(Value::as_array_mut) {
-                        environment.retain(|one| one["name"] != "KVM_EMULATION");
+                        environment.retain(|one| {
+                            one["name"] != "KVM_EMULATION" && one["name"] != "RUNBOOK_URL_TEMPLATE"
+                        });
                     }
                 }
             }

@@ -39,6 +39,10 @@ pub(crate) const OPERATOR_DEPLOYMENT: &str = "ferrovirt-operator";
 const HTTPS: u16 = 8443;
 /// Port of the operator's probes and metrics, plain HTTP.
 const HEALTH: u16 = 8081;
+/// Port of metrics over TLS of all pods with the label [`SCRAPED`]: the operator's [`HTTPS`] and the node agent's.
+const METRICS: u16 = HTTPS;
+/// Label of the pods whose metrics one Service offers to Prometheus.
+const SCRAPED: (&str, &str) = ("prometheus.kubevirt.io", "true");
 
 /// Choices of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]

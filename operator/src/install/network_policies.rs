@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
+use super::{HEALTH, HTTPS, METRICS, OPERATOR, Settings, object, with};
 
 /// All policies. Ports that nodes and the API server reach are open to all sources: their addresses are not pods'.
 pub(super) fn policies(settings: &Settings) -> Vec<Value> {
@@ -31,8 +31,8 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
                     "ports": [{"port": 8186}],
                     "from": [{"podSelector": {"matchLabels": {OPERATOR.0: OPERATOR.1}}}],
                 },
-                // Probes; changed blocks, for clients with a token.
-                {"ports": [{"port": 8187}, {"port": api::hostpath::METADATA_PORT}]},
+                // Probes; metrics; changed blocks, for clients with a token.
+                {"ports": [{"port": 8187}, {"port": METRICS}, {"port": api::hostpath::METADATA_PORT}]},
             ]),
         ),
         policy(

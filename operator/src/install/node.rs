@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::accounts::{self, PRIORITY};
 use super::workloads::field;
-use super::{Settings, object, with};
+use super::{METRICS, SCRAPED, Settings, object, with};
 
 pub(super) fn daemon_set(settings: &Settings, name: &str, labels: &Value, spec: &Value) -> Value {
     let mut set = with(
@@ -73,6 +73,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         "ports": [
             {"name": "agent", "containerPort": 8186, "protocol": "TCP"},
             {"name": "health", "containerPort": 8187, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS, "protocol": "TCP"},
             {"name": "metadata", "containerPort": api::hostpath::METADATA_PORT, "protocol": "TCP"},
         ],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": "health"}, "periodSeconds": 5},
@@ -123,5 +124,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
             {"name": "ca", "configMap": {"name": "kubevirt-ca"}},
         ],
     });
-    daemon_set(settings, "virt-handler", &json!({"kubevirt.io": "virt-handler"}), &spec)
+    let mut set = daemon_set(settings, "virt-handler", &json!({"kubevirt.io": "virt-handler"}), &spec);
+    set["spec"]["template"]["metadata"]["labels"][SCRAPED.0] = json!(SCRAPED.1);
+    set
 }

@@ -4,18 +4,17 @@ use api::downloads;
 use api::hostpath::{METADATA_PORT, METADATA_SERVICE};
 use serde_json::{Value, json};
 
-use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
+use super::{HEALTH, HTTPS, METRICS, OPERATOR, SCRAPED, Settings, object, with};
 
 /// Service of the MAC pool's webhook.
 pub(super) const MACPOOL: &str = "kubemacpool-service";
 
 /// Services of the operator: name, port, labels by which Prometheus finds it.
-const OF_OPERATOR: [(&str, u16, Option<&str>); 7] = [
+const OF_OPERATOR: [(&str, u16, Option<&str>); 6] = [
     ("virt-api", 443, None),
     ("cdi-api", 443, None),
     ("kubevirt-operator-webhook", 443, None),
     ("hco-webhook-service", 443, None),
-    ("kubevirt-prometheus-metrics", HTTPS, Some("prometheus.kubevirt.io")),
     ("kubevirt-hyperconverged-operator-metrics", HTTPS, Some("prometheus.hco.kubevirt.io")),
     ("cdi-prometheus-metrics", HTTPS, Some("prometheus.cdi.kubevirt.io")),
 ];
@@ -59,6 +58,14 @@ pub(super) fn services(settings: &Settings) -> Vec<Value> {
         json!({"name": "http", "port": downloads::PORT, "targetPort": downloads::PORT, "protocol": "TCP"}),
     );
     all.extend([proxy, poller, clients]);
+    // Upstream's: one Service for all pods with the label, over TLS.
+    let mut scraped = service(
+        "kubevirt-prometheus-metrics",
+        SCRAPED,
+        json!({"name": "metrics", "port": 443, "targetPort": METRICS, "protocol": "TCP"}),
+    );
+    scraped["metadata"]["labels"] = json!({SCRAPED.0: SCRAPED.1});
+    all.push(scraped);
     all.push(service(
         MACPOOL,
         ("control-plane", "mac-controller-manager"),

@@ -4,7 +4,7 @@ use api::downloads;
 use serde_json::{Value, json};
 
 use super::accounts::{self, PRIORITY};
-use super::{HEALTH, HTTPS, OPERATOR, OPERATOR_DEPLOYMENT, Settings, object, with};
+use super::{HEALTH, HTTPS, OPERATOR, OPERATOR_DEPLOYMENT, SCRAPED, Settings, object, with};
 
 /// Name of the volume of supplied clients.
 pub(super) const CLIENTS: &str = "clients";
@@ -90,7 +90,8 @@ pub(super) fn budget(settings: &Settings, name: &str, selector: &Value) -> Value
 }
 
 fn operator(settings: &Settings) -> Value {
-    let labels = json!({OPERATOR.0: OPERATOR.1});
+    let selector = json!({OPERATOR.0: OPERATOR.1});
+    let labels = json!({OPERATOR.0: OPERATOR.1, SCRAPED.0: SCRAPED.1});
     let mut container = json!({
         "name": "operator",
         "image": settings.image("operator"),
@@ -125,9 +126,9 @@ fn operator(settings: &Settings) -> Value {
     {
         environment.push(json!({"name": "SCALE", "value": "true"}));
     }
-    let spec = pod(settings, accounts::OPERATOR, &labels, &container);
+    let spec = pod(settings, accounts::OPERATOR, &selector, &container);
     let mut deployment =
-        deployment(settings, OPERATOR_DEPLOYMENT, settings.replicas, &labels, &labels, &spec);
+        deployment(settings, OPERATOR_DEPLOYMENT, settings.replicas, &selector, &labels, &spec);
     // The operator's own field then: applied again, the manifest leaves it alone.
     if settings.replicas == 0
         && let Some(spec) = deployment["spec"].as_object_mut()

@@ -33,6 +33,10 @@ pub fn run(context: Context, stop: Stop) -> BoxFuture<'static, ()> {
         let image = config.image("operator");
         let controller =
             apply::Controller::start(&context.client, &config.namespace, env!("CARGO_PKG_VERSION"), &image);
+        let _leading = context.health.expose(|page| {
+            let help = "Whether this process deploys the platform.";
+            page.single("kubevirt_virt_operator_leading_status", serve::metrics::Kind::Gauge, help, 1);
+        });
         let values = Arc::new(hyperconverged::metrics::Metrics::default());
         let page = Arc::clone(&values);
         let _exposed = context.health.expose(move |into| page.write(into));
@@ -42,6 +46,7 @@ pub fn run(context: Context, stop: Stop) -> BoxFuture<'static, ()> {
             &config.namespace,
             env!("CARGO_PKG_VERSION"),
             config.emulation,
+            config.runbooks.as_deref(),
             values,
         );
         let values = Arc::new(addons::metrics::Metrics::default());

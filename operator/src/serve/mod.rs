@@ -38,8 +38,9 @@ mod why;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Client, Stop};
-use http::Method;
+use api::names::METRICS_PATH;
+use cluster::{Client, Events, Stop};
+use http::{Method, StatusCode};
 use serve::route::{Call, Router};
 use serve::server::{self, Limits};
 use serve::tls::Live;
@@ -48,7 +49,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::health::Health;
+use crate::health::{self, Health};
 use access::Gate;
 use admission::Admission;
 use agent::Agents;
@@ -84,7 +85,13 @@ pub fn listen(config: &Config) -> Result<TcpListener> {
 }
 
 /// Serves until the stop is set. The process is ready when its certificate is signed and the front proxy's authority known.
-pub async fn run(listener: TcpListener, config: &Config, client: &Client, health: &Health, stop: &Stop) {
+pub async fn run(
+    listener: TcpListener,
+    config: &Config,
+    (client, events): (&Client, &Events),
+    health: &Health,
+    stop: &Stop,
+) {
     let tls = Arc::new(Live::default());
     let site = Arc::new(Site {
         client: client.clone(),
@@ -98,8 +105,9 @@ pub async fn run(listener: TcpListener, config: &Config, client: &Client, health
         Limits { connections: CONNECTIONS, idle_time: IDLE, withdrawal: WITHDRAWAL, ..Limits::default() };
     let (close, closing) = watch::channel(false);
     let keeper = certificates::keep(config, &site, &tls, health);
+    let router = metrics(router(&site), client, events, health);
     tokio::select! {
-        () = server::serve(listener, Some(tls.clone()), limits, Arc::new(router(&site)), closing) => {}
+        () = server::serve(listener, Some(tls.clone()), limits, Arc::new(router), closing) => {}
         never = keeper => match never {},
         () = async {
             stop.wait().await;
@@ -107,6 +115,15 @@ pub async fn run(listener: TcpListener, config: &Config, client: &Client, health
             std::future::pending::<()>().await;
         } => {}
     }
+}
+
+/// Adds the page of metrics, which needs no credentials, as upstream's: Prometheus reads it by the Service of all pods.
+fn metrics(router: Router, client: &Client, events: &Events, health: &Health) -> Router {
+    let (client, events, health) = (client.clone(), events.clone(), health.clone());
+    router.get(METRICS_PATH, move |_| {
+        let page = health::metrics(&client, &events, &health);
+        async move { serve::route::with_type(StatusCode::OK, serve::metrics::CONTENT_TYPE, page.into()) }
+    })
 }
 
 fn router(site: &Arc<Site>) -> Router {

@@ -47,8 +47,8 @@ const fn row(pod: &'static str, port: u16, path: &'static str, status: &'static 
     Row { namespace: PLATFORM, pod, port, tls: true, path, status, webhook: false }
 }
 
-const ROWS: [Row; 14] = [
-    Row { webhook: true, ..row("ferrovirt-operator-", 8443, "/nothing", "404") },
+const ROWS: [Row; 15] = [
+    Row { webhook: true, ..row("ferrovirt-operator-", 8443, "/metrics", "200") },
     Row { tls: false, ..row("ferrovirt-operator-", 8081, "/healthz", "200") },
     Row { webhook: true, ..row("kubemacpool-mac-controller-manager-", 8000, "/healthz", "200") },
     row("kubemacpool-mac-controller-manager-", 8001, "/", ""),
@@ -57,6 +57,7 @@ const ROWS: [Row; 14] = [
     row("cdi-uploadproxy-", api::poll::PORT, "/", ""),
     row("virt-handler-", 8186, "/", ""),
     Row { tls: false, ..row("virt-handler-", 8187, "/healthz", "200") },
+    row("virt-handler-", 8443, "/metrics", "200"),
     row("virt-handler-", api::hostpath::METADATA_PORT, "/", "200"),
     Row { tls: false, ..row("hostpath-provisioner-csi-", 9898, "/healthz", "200") },
     row("hostpath-provisioner-csi-", 8443, "/metrics", "200"),

@@ -98,7 +98,7 @@ fn all_replaced(before: &[Value]) -> bool {
 
 /// The operator's page of metrics.
 fn metrics() -> Result<String, String> {
-    let service = "kubevirt-prometheus-metrics:metrics";
+    let service = "kubevirt-hyperconverged-operator-metrics:metrics";
     PLACE.kubectl(&[
         "get",
         "--raw",

@@ -44,6 +44,7 @@ pub struct Controller {
     namespace: String,
     version: String,
     emulation: bool,
+    runbooks: Option<String>,
     owners: Cache<WholeObject>,
     children: [Cache<WholeObject>; 4],
     nodes: Cache<NodeSeen>,
@@ -60,6 +61,7 @@ impl Controller {
         namespace: &str,
         version: &str,
         emulation: bool,
+        runbooks: Option<&str>,
         metrics: Arc<Metrics>,
     ) -> Self {
         let queue: Queue<Key> = Queue::new();
@@ -91,6 +93,7 @@ impl Controller {
             namespace: namespace.to_owned(),
             version: version.to_owned(),
             emulation,
+            runbooks: runbooks.map(str::to_owned),
             owners,
             children,
             nodes,
@@ -163,7 +166,7 @@ impl Controller {
         let nodes = self.nodes.all();
         let mut facts =
             Facts::of(&self.namespace, &self.version, nodes.iter().map(|(_, node)| node.as_ref()));
-        facts.emulation = self.emulation;
+        (facts.emulation, facts.runbooks) = (self.emulation, self.runbooks.clone());
         let (children, failure) = self.write_children(&owner, &facts).await?;
         let sources = status::sources(render::boot_sources(&owner, &facts));
         let situation =

@@ -115,6 +115,7 @@ mod tests {
         all.extend(crate::install::monitoring::objects(
             "ns",
             &crate::install::monitoring::Allowed::default(),
+            None,
         ));
         for object in all {
             let (resource, key) = place(&object).unwrap();

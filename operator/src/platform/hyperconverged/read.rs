@@ -87,6 +87,8 @@ pub struct Facts {
     pub control_plane_architectures: BTreeSet<String>,
     /// Whether guests run without KVM on nodes that lack it.
     pub emulation: bool,
+    /// URL of the pages about alerts with `%s` for the name, if the administrator chose one.
+    pub runbooks: Option<String>,
 }
 
 impl Facts {

@@ -142,7 +142,7 @@ pub fn monitoring(owner: &HyperConverged, facts: &Facts) -> Vec<Value> {
     let observability = owner.spec.observability.clone().unwrap_or_default();
     let allowed =
         Allowed { alerts: observability.allowed_alerts, records: observability.allowed_recording_rules };
-    monitoring::objects(&facts.namespace, &allowed)
+    monitoring::objects(&facts.namespace, &allowed, facts.runbooks.as_deref())
 }
 
 /// Objects of kinds that not every cluster has: for Prometheus and for OpenShift.
