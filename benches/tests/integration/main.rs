@@ -7,3 +7,4 @@
 mod layers;
 mod matched;
 mod prose;
+mod upstream_metrics;
