@@ -96,6 +96,17 @@ pub fn removal(cluster: &Cluster, settings: &Settings, arguments: &[&str]) -> Re
     Ok(command)
 }
 
+/// The command that collects a support bundle in a directory.
+///
+/// # Errors
+/// When the operator is not built.
+pub fn bundle(cluster: &Cluster, directory: &Path) -> Result<Command> {
+    let mut command = Command::new(programs::of_this_build("operator")?);
+    command.arg("support-bundle").arg("--output").arg(directory);
+    command.arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
+    Ok(command)
+}
+
 /// kubectl's name of an object.
 fn reference(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  plan: collections ─► list ─► redact ─► DIR/namespaces/NS/KIND/NAME.yaml, DIR/cluster/KIND/NAME.yaml
-//!        pods of the platform and of guests ─► logs ─► DIR/namespaces/NS/pods/NAME/CONTAINER.log
+//!        pods of the platform, of guests and of transfers ─► logs ─► DIR/namespaces/NS/pods/NAME/CONTAINER.log
 //! ```
 //!
 //! Secrets are never read, and fields that often hold passwords are replaced ([`mod@redact`]). What cannot be read is listed
@@ -99,7 +99,8 @@ impl Bundle {
             self.list(&one, &Scope::all().namespace(namespace)).await?;
         }
         let pods = Resource::namespaced("", "v1", "pods");
-        for scope in [Scope::all().namespace(namespace), Scope::all().labels(plan::WORKERS)] {
+        let workers = plan::WORKERS.map(|labels| Scope::all().labels(labels));
+        for scope in std::iter::once(Scope::all().namespace(namespace)).chain(workers) {
             let listed = self.client.list::<Value>(pods, &scope).await;
             match listed {
                 Ok(pods) => {

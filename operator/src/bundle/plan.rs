@@ -5,8 +5,13 @@ use std::path::PathBuf;
 use cluster::Resource;
 use serde_json::Value;
 
-/// Pods of guests and of data imports, by label.
-pub(super) const WORKERS: &str = "kubevirt.io in (virt-launcher,hotplug-disk)";
+/// Pods of guests, and of imports, uploads and clones, by label.
+pub(super) const WORKERS: [&str; 2] = [
+    "kubevirt.io in (virt-launcher,hotplug-disk)",
+    "cdi.kubevirt.io in (importer,cdi-upload-server,cdi-clone-source)",
+];
+/// Installed objects of kinds that others make too.
+const INSTALLED: &str = "app.kubernetes.io/part-of=ferrovirt";
 
 /// Objects that are listed.
 #[derive(Debug)]
@@ -53,12 +58,20 @@ pub(super) fn everywhere() -> Vec<Collection> {
         of_cluster("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations"),
         of_cluster("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations"),
         of_cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies"),
+        of_cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings"),
+        of_cluster("scheduling.k8s.io", "v1", "priorityclasses"),
+        of_cluster("storage.k8s.io", "v1", "volumeattachments"),
+        Collection { labels: INSTALLED, ..of_cluster("rbac.authorization.k8s.io", "v1", "clusterroles") },
+        Collection {
+            labels: INSTALLED,
+            ..of_cluster("rbac.authorization.k8s.io", "v1", "clusterrolebindings")
+        },
         namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
         of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents"),
         namespaced("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshots"),
         of_cluster("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshotcontents"),
-        Collection { labels: WORKERS, ..namespaced("", "v1", "pods") },
     ]);
+    all.extend(WORKERS.map(|labels| Collection { labels, ..namespaced("", "v1", "pods") }));
     all
 }
 
@@ -72,8 +85,13 @@ pub(super) fn of_platform() -> Vec<Collection> {
         namespaced("apps", "v1", "deployments"),
         namespaced("apps", "v1", "daemonsets"),
         namespaced("apps", "v1", "replicasets"),
+        namespaced("batch", "v1", "jobs"),
         namespaced("coordination.k8s.io", "v1", "leases"),
+        namespaced("discovery.k8s.io", "v1", "endpointslices"),
+        namespaced("monitoring.coreos.com", "v1", "prometheusrules"),
+        namespaced("monitoring.coreos.com", "v1", "servicemonitors"),
         namespaced("networking.k8s.io", "v1", "networkpolicies"),
+        namespaced("policy", "v1", "poddisruptionbudgets"),
         namespaced("rbac.authorization.k8s.io", "v1", "roles"),
         namespaced("rbac.authorization.k8s.io", "v1", "rolebindings"),
     ]
@@ -135,6 +153,46 @@ mod tests {
             assert!(names.contains(definition.plural), "{}", definition.plural);
         }
         assert!(!names.contains("secrets") && all.iter().all(|one| one.name != "configmaps"));
+    }
+
+    #[test]
+    fn every_kind_that_is_installed_is_collected() {
+        // Their content is that of other collections, or large and the same in every cluster.
+        const LEFT_OUT: [&str; 3] = ["Namespace", "CustomResourceDefinition", "Secret"];
+        let all: Vec<Collection> = everywhere().into_iter().chain(of_platform()).collect();
+        for object in crate::install::manifests(&crate::install::Settings::default()) {
+            let kind = object["kind"].as_str().unwrap().to_owned();
+            let ends = |plural: &str| {
+                [
+                    format!("{}s", kind.to_lowercase()),
+                    kind.to_lowercase().replace("policy", "policies"),
+                    format!("{}es", kind.to_lowercase()),
+                ]
+                .contains(&plural.to_owned())
+            };
+            let found = all.iter().any(|one| ends(one.name));
+            assert!(found || LEFT_OUT.contains(&kind.as_str()), "{kind}");
+        }
+    }
+
+    #[test]
+    fn workers_have_the_labels_of_their_pods() {
+        use crate::storage::names;
+        for (label, value) in [
+            (names::WORKER, names::IMPORTER),
+            (names::WORKER, names::UPLOAD_SERVER),
+            (names::WORKER, names::CLONE_SOURCE_POD),
+            ("kubevirt.io", "virt-launcher"),
+        ] {
+            let named = |one: &&str| one.starts_with(&format!("{label} in (")) && one.contains(value);
+            assert!(WORKERS.iter().any(named), "{label}={value}");
+        }
+        let installed = crate::install::manifests(&crate::install::Settings::default());
+        let (label, value) = INSTALLED.split_once('=').unwrap();
+        for object in installed.iter().filter(|one| one["kind"].as_str().unwrap().starts_with("ClusterRole"))
+        {
+            assert_eq!(object["metadata"]["labels"][label], value, "{}", object["metadata"]["name"]);
+        }
     }
 
     #[test]
