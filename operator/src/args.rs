@@ -120,6 +120,10 @@ pub struct Manifests {
     /// Claim with clients to be downloaded, such as arm64/mac/virtctl.zip, in the platform's namespace
     #[arg(long, value_name = "NAME")]
     pub clients_claim: Option<String>,
+    /// Install the rights of stock CSI sidecars, which the annotation ferrovirt.io/sidecars of a HostPathProvisioner asks
+    /// for
+    #[arg(long)]
+    pub sidecars: bool,
     /// VMs that the cluster is to hold. The operator asks for 64 MiB of memory for up to 1000, and 64 MiB more for each
     /// further 9000
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]

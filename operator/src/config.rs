@@ -93,8 +93,16 @@ impl Config {
 /// # Errors
 /// [`Kind::Usage`] for an image template without `{program}` and an invalid namespace.
 pub fn settings(arguments: &Manifests) -> Result<Settings> {
-    let Manifests { namespace, image, replicas, emulation, clients_claim, machines, custom_resources: _ } =
-        arguments;
+    let Manifests {
+        namespace,
+        image,
+        replicas,
+        emulation,
+        clients_claim,
+        sidecars,
+        machines,
+        custom_resources: _,
+    } = arguments;
     check(namespace, image)?;
     let claim = clients_claim.as_deref().unwrap_or_default();
     let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
@@ -107,6 +115,7 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         replicas: *replicas,
         emulation: *emulation,
         clients_claim: claim.to_owned(),
+        sidecars: *sidecars,
         machines: *machines,
     })
 }

@@ -7,13 +7,7 @@ use e2e::grants::{FOLDER, Grant, granted};
 
 /// Grants that no test uses: account, verbs (all if empty), how the resource with its group begins or, after `*`, ends, and why
 /// they are granted.
-const UNUSED: [(&str, &[&str], &str, &str); 16] = [
-    (
-        "hostpath-provisioner-admin-csi",
-        &[],
-        "",
-        "stock sidecars, where the annotation ferrovirt.io/sidecars asks for them: upstream's rules",
-    ),
+const UNUSED: [(&str, &[&str], &str, &str); 15] = [
     (
         "kubevirt-controller",
         &["update"],

@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 use super::node::{CAPABILITIES, capabilities_security};
-use super::{Settings, hooks, label, manifests, workloads, yaml};
+use super::{Settings, accounts, hooks, label, manifests, roles, workloads, yaml};
 
 /// Marks: what stands between them is a word of [`expression`].
 const MARK: &str = "@@";
@@ -28,6 +28,7 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         image: format!("{MARK}image {{program}}{MARK}"),
         replicas: 2,
         emulation: false,
+        sidecars: true,
         ..Settings::default()
     };
     let mut all = vec![
@@ -43,7 +44,10 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         }
         mark(&mut object);
         let name = object["metadata"]["name"].as_str().unwrap_or_default().replace([':', '/'], "-");
-        let text = expressions(&yaml(std::slice::from_ref(&object))?);
+        let mut text = expressions(&yaml(std::slice::from_ref(&object))?);
+        if object["apiVersion"] == roles::RBAC && object["metadata"]["name"] == accounts::HOSTPATH {
+            text = format!("{{{{- if .Values.sidecars }}}}\n{text}{{{{- end }}}}\n");
+        }
         all.push((format!("templates/{kind}-{name}.yaml").replace(NAMESPACE, "release"), text));
     }
     let mut hooks = hooks::before_removal(&settings);
@@ -130,6 +134,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
         "emulation": false,
         "clientsClaim": "",
         "runbookUrlTemplate": "",
+        "sidecars": false,
         "resources": resources,
         "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
         "ingress": {"enabled": false, "className": "", "host": "", "downloadsHost": "", "tlsSecret": "", "annotations": {}},
@@ -141,6 +146,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
          # emulation: run guests without KVM; for tests\n\
          # clientsClaim: claim with clients to be downloaded, such as arm64/mac/virtctl.zip\n\
          # runbookUrlTemplate: URL of the pages about alerts, with %s for the name; empty: upstream's\n\
+         # sidecars: install the rights of stock CSI sidecars, which the annotation ferrovirt.io/sidecars asks for\n\
          # placement: of the control plane; guests and node agents are placed by HyperConverged\n\
          # ingress: makes the upload proxy, and client downloads by downloadsHost, reachable from outside\n{text}\n"
     ))
@@ -312,6 +318,8 @@ mod tests {
             ("{{ toJson .Values.placement.tolerations }}", "[]"),
             ("{{ toJson .Values.placement.affinity }}", "{}"),
             (CLIENTS, "{name: clients, emptyDir: {}}"),
+            ("{{- if .Values.sidecars }}\n", ""),
+            ("{{- end }}\n", ""),
         ] {
             text = text.replace(from, to);
         }
@@ -335,7 +343,7 @@ mod tests {
     #[test]
     fn templates_render_to_the_objects_of_the_manifests() {
         let all = files("1.0.0").unwrap();
-        let settings = Settings { namespace: "ns".to_owned(), ..Settings::default() };
+        let settings = Settings { namespace: "ns".to_owned(), sidecars: true, ..Settings::default() };
         let mut compared = 0;
         for wanted in manifests(&settings) {
             let kind = wanted["kind"].as_str().unwrap().to_lowercase();
@@ -381,6 +389,10 @@ mod tests {
             compared += 1;
         }
         assert!(compared > 60, "{compared}");
+        // Whatever only the choice adds is conditional.
+        let usual = manifests(&Settings { sidecars: false, ..settings.clone() }).len();
+        let conditional = all.iter().filter(|one| one.1.starts_with("{{- if .Values.sidecars }}")).count();
+        assert_eq!((manifests(&settings).len() - usual, conditional), (4, 4));
     }
 
     #[test]

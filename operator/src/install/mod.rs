@@ -57,6 +57,8 @@ pub struct Settings {
     pub emulation: bool,
     /// Claim in the namespace with clients that are served for download besides the project's own; empty for none.
     pub clients_claim: String,
+    /// Whether stock CSI sidecars may be asked for: their rights are installed.
+    pub sidecars: bool,
     /// VMs that the cluster is to hold; the operator's memory request follows ([`Settings::operator_memory`]).
     pub machines: u32,
 }
@@ -69,6 +71,7 @@ impl Default for Settings {
             replicas: 0,
             emulation: false,
             clients_claim: String::new(),
+            sidecars: false,
             machines: 1000,
         }
     }

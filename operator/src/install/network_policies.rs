@@ -17,7 +17,12 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
         )
     };
     let macpool = json!({"control-plane": "mac-controller-manager"});
+    // Pods that mount a claim for a pool, and jobs that unmount it, listen to nothing.
+    let mut pools = policy("hpp-pool", json!({}), json!([]));
+    pools["spec"]["podSelector"] =
+        json!({"matchExpressions": [{"key": super::pools::LABEL, "operator": "Exists"}]});
     vec![
+        pools,
         policy(
             "ferrovirt-operator",
             json!({OPERATOR.0: OPERATOR.1}),

@@ -8,6 +8,7 @@
 //!   content of a snapshot that the operator offers to all nodes.
 //! - Only the operator makes pods that count as launchers, and changes what identifies them: a launcher that is not found
 //!   any more would be replaced while its guest still writes to its disks.
+//! - `HyperConverged` has one name and one namespace.
 
 use serde_json::{Value, json};
 
@@ -28,9 +29,11 @@ fn policy(name: &str, rule: &Value, conditions: &Value, variables: &Value, check
     let mut spec = json!({
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": [rule], "matchPolicy": "Equivalent"},
-        "matchConditions": conditions,
         "validations": checks,
     });
+    if conditions.as_array().is_some_and(|list| !list.is_empty()) {
+        spec["matchConditions"] = conditions.clone();
+    }
     if variables.as_array().is_some_and(|list| !list.is_empty()) {
         spec["variables"] = variables.clone();
     }
@@ -359,5 +362,28 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
     ));
     all.extend(volumes(&agent, &node));
     all.extend(launchers(settings));
+    // Upstream's name. The webhook refuses the same while the operator runs.
+    let place = |field: &str, value: &str| {
+        json!({
+            "expression": format!("object.{field} == '{value}'"),
+            "message": format!("{field}: must be {value}"),
+            "reason": "Invalid",
+        })
+    };
+    all.extend(policy(
+        "hyperconverged-namespace-policy",
+        &json!({
+            "apiGroups": ["hco.kubevirt.io"],
+            "apiVersions": ["*"],
+            "operations": ["CREATE"],
+            "resources": ["hyperconvergeds"],
+        }),
+        &json!([]),
+        &json!([]),
+        &json!([
+            place("metadata.namespace", &settings.namespace),
+            place("metadata.name", api::hyperconverged::NAME),
+        ]),
+    ));
     all
 }

@@ -164,7 +164,10 @@ pub fn removal(
     }
     let job = with(
         object("batch/v1", "Job", &removal_name(volume), Some(&settings.namespace)),
-        json!({"spec": {"backoffLimit": 1000, "template": {"spec": spec}}}),
+        json!({"spec": {
+            "backoffLimit": 1000,
+            "template": {"metadata": {"labels": {LABEL: label_value(&member.pool)}}, "spec": spec},
+        }}),
     );
     labelled(job, &member.pool)
 }
@@ -246,6 +249,20 @@ mod tests {
 
     fn template(spec: Value) -> StorageSpec {
         serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn pods_of_pools_are_selected_by_their_network_policy_and_listen_to_nothing() {
+        let (settings, driver) = (Settings::default(), Driver::default());
+        let one = member("node1");
+        let claimed = deployment(&settings, &driver, &one, &template(json!({})));
+        for object in
+            [claimed, cleanup(&settings, &driver, &one), removal(&settings, &driver, "pv", "/a", "b", "h")]
+        {
+            let pod = &object["spec"]["template"];
+            assert!(pod["metadata"]["labels"][LABEL].is_string(), "{object}");
+            assert!(pod["spec"]["containers"][0].get("ports").is_none(), "{object}");
+        }
     }
 
     #[test]

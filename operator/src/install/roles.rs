@@ -95,8 +95,10 @@ pub(super) fn roles(settings: &Settings) -> Vec<Value> {
     all.extend(cluster(settings, UPLOAD_PROXY, UPLOAD_PROXY, &claims));
     let signers = [named("", &["configmaps"], &["cdi-uploadserver-signer-bundle"], &["get"])];
     all.extend(local(settings, UPLOAD_PROXY, UPLOAD_PROXY, &signers));
-    all.extend(cluster(settings, HOSTPATH, HOSTPATH, &sidecars()));
-    all.extend(local(settings, HOSTPATH, HOSTPATH, &sidecars_locally()));
+    if settings.sidecars {
+        all.extend(cluster(settings, HOSTPATH, HOSTPATH, &sidecars()));
+        all.extend(local(settings, HOSTPATH, HOSTPATH, &sidecars_locally()));
+    }
     all
 }
 
@@ -407,4 +409,20 @@ fn sidecars_locally() -> Vec<Value> {
         rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update", "delete"]),
         rule("apps", &["daemonsets"], &["get"]),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drivers_account_has_rights_only_for_sidecars() {
+        let bound = |settings: &Settings| {
+            let all = roles(settings);
+            let of = |one: &&Value| one["subjects"][0]["name"] == HOSTPATH;
+            all.iter().filter(of).count()
+        };
+        assert_eq!(bound(&Settings::default()), 0);
+        assert_eq!(bound(&Settings { sidecars: true, ..Settings::default() }), 2);
+    }
 }

@@ -285,8 +285,8 @@ fn every_port_of_a_pod_is_in_its_network_policy_and_no_other() {
     for template in templates(&all) {
         let labels = &template["metadata"]["labels"];
         let selects = |policy: &&Value| {
-            let wanted = policy["spec"]["podSelector"]["matchLabels"].as_object().unwrap();
-            wanted.iter().all(|(name, value)| labels[name] == *value)
+            let wanted = policy["spec"]["podSelector"]["matchLabels"].as_object();
+            wanted.is_some_and(|wanted| wanted.iter().all(|(name, value)| labels[name] == *value))
         };
         let policies: Vec<&Value> = of(&all, "NetworkPolicy").filter(selects).collect();
         assert_eq!(policies.len(), 1, "{labels}");
