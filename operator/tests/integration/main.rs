@@ -10,6 +10,7 @@ mod manifests;
 mod policies;
 mod removal;
 mod requirements;
+mod rights;
 #[expect(dead_code, reason = "the client's own tests use the rest")]
 #[path = "../../../lib/cluster/tests/api_server/server.rs"]
 mod server;
