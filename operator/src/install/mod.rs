@@ -21,6 +21,7 @@ mod node;
 pub(crate) mod openshift;
 mod policies;
 pub mod pools;
+mod related;
 mod roles;
 mod services;
 mod user_roles;
@@ -28,6 +29,8 @@ mod webhooks;
 mod workloads;
 
 use serde_json::{Value, json};
+
+pub(crate) use related::RELATED;
 
 use crate::defaults::{IMAGE, NAMESPACE};
 

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::accounts::{AGENT, HOSTPATH, MACPOOL, OPERATOR, UPLOAD_PROXY};
+use super::accounts::{AGENT, HOSTPATH, MACPOOL, OPERATOR, PRIORITY, UPLOAD_PROXY};
+use super::related::LOCAL_ROLES;
 use super::{Settings, object, openshift, webhooks, with};
 
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io/v1";
@@ -269,6 +270,8 @@ fn operator() -> Vec<Value> {
             &[openshift::LINKS],
             &["get", "patch", "delete"],
         ),
+        // Objects that the status of HyperConverged lists.
+        named("scheduling.k8s.io", &["priorityclasses"], &[PRIORITY], &["get"]),
         rule("apiregistration.k8s.io", &["apiservices"], &["list"]),
         named("apiregistration.k8s.io", &["apiservices"], &webhooks::API_SERVICES, &["patch"]),
     ]
@@ -303,6 +306,8 @@ fn operator_locally() -> Vec<Value> {
             &["get", "patch", "delete"],
         ),
         rule("monitoring.coreos.com", &["prometheusrules", "servicemonitors"], &["create", "patch"]),
+        // Objects that the status of HyperConverged lists.
+        named("rbac.authorization.k8s.io", &["roles", "rolebindings"], &LOCAL_ROLES, &["get"]),
     ]
 }
 

@@ -152,12 +152,16 @@ fn changes_of_children_by_others_are_undone_and_patches_of_annotations_stay() {
     }
     let (kind, name) = CHILDREN[3];
     let uid = get(name)["metadata"]["uid"].clone();
+    let label = format!("\"{}/", kind.to_lowercase());
+    let counted = || metric("kubevirt_hco_out_of_band_modifications_total", &label).unwrap_or(0);
+    let count = counted();
     PLACE.kubectl(&["-n", PLATFORM, "delete", name, "--wait=false"]).unwrap();
     let time = until_undone(&format!("deletion of {kind}"), || {
         let found = PLACE.kubectl(&["-n", PLATFORM, "get", name, "-o", "jsonpath={.metadata.uid}"]);
         found.is_ok_and(|found| uid != found.as_str())
     });
     println!("deletion of {kind} -> undone: {time:?}");
+    PLACE.until(PLATFORM, "the metric counts the deletion", || (counted() > count).then_some(()));
     let events = || PLACE.kubectl(&["-n", PLATFORM, "get", "events", "-o", "json"]).unwrap();
     for reason in ["Overwritten", "Created"] {
         PLACE.until(PLATFORM, &format!("an event {reason}"), || {

@@ -17,6 +17,7 @@ use super::metrics::Metrics;
 use super::optional::Optional;
 use super::plan::{self, FINALIZER, Removal, Step};
 use super::read::{Facts, NodeRead, NodeSeen, WholeObject};
+use super::related::Related;
 use super::render::{self, Child};
 use super::status::{self, ChildState, Situation};
 
@@ -50,6 +51,7 @@ pub struct Controller {
     nodes: Cache<NodeSeen>,
     metrics: Arc<Metrics>,
     optional: Optional,
+    related: Related,
     queue: Queue<Key>,
 }
 
@@ -99,6 +101,7 @@ impl Controller {
             nodes,
             metrics,
             optional: Optional::new(client),
+            related: Related::new(client, namespace),
             queue,
         }
     }
@@ -169,13 +172,23 @@ impl Controller {
         (facts.emulation, facts.runbooks) = (self.emulation, self.runbooks.clone());
         let (children, failure) = self.write_children(&owner, &facts).await?;
         let sources = status::sources(render::boot_sources(&owner, &facts));
-        let situation =
-            Situation { owner: &owner, facts: &facts, children: &children, sources, failure, now: &now };
+        let mut related = self.related.find().await?;
+        let optional = self.optional.write(&render::optional(&owner, &facts)).await;
+        related.extend(optional.iter().flatten().cloned());
+        let situation = Situation {
+            owner: &owner,
+            facts: &facts,
+            children: &children,
+            sources,
+            related,
+            failure,
+            now: &now,
+        };
         let wanted = status::status(&situation);
         self.metrics.observe(Some((&owner, &wanted)));
         self.report(key, &held.0, &wanted).await?;
         self.report_ssp(&facts, &now).await?;
-        self.optional.write(&render::optional(&owner, &facts)).await?;
+        optional?;
         Ok(Outcome::Done)
     }
 
@@ -198,7 +211,8 @@ impl Controller {
                     continue;
                 }
             };
-            match self.write_child(child, owner, plan::step(&wanted, live.as_ref())).await {
+            let known = status::lists(owner.status.as_ref(), child);
+            match self.write_child(child, owner, plan::step(&wanted, live.as_ref(), known)).await {
                 Ok(()) => children.push(state),
                 Err(error) if child == Child::Network && matches!(error.kind(), Kind::NotFound) => {
                     tracing::debug!("the kind NetworkAddonsConfig does not exist in this cluster");
@@ -217,14 +231,20 @@ impl Controller {
     async fn write_child(&self, child: Child, owner: &HyperConverged, step: Step) -> Result<()> {
         match step {
             Step::Keep | Step::Wait => {}
-            Step::Create(object) => {
+            Step::Create { object, again } => {
                 let namespace = if child.namespaced() { self.namespace.as_str() } else { "" };
                 match self.client.create::<IgnoredAny>(resource(child), namespace, &object).await {
-                    Err(error) if error.is_already_exists() => {}
+                    // Made before, and not seen yet.
+                    Err(error) if error.is_already_exists() => return Ok(()),
                     created => drop(created?),
                 }
                 let text = format!("Created {} {}", child.kind(), child.name());
                 self.events.publish(&self.reference(owner), Type::Normal, "Created", &text);
+                if again {
+                    let text = format!("Overwritten {} {}: it had been deleted", child.kind(), child.name());
+                    self.events.publish(&self.reference(owner), Type::Warning, "Overwritten", &text);
+                    self.metrics.modified(child.kind(), child.name());
+                }
             }
             Step::Write { object, drift } => {
                 // The object carries the version that was read: a conflict starts over.

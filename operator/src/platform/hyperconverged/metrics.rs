@@ -23,7 +23,7 @@ struct Values {
 }
 
 impl Metrics {
-    /// Counts a child that another client changed.
+    /// Counts a child that another client changed or deleted.
     pub fn modified(&self, kind: &str, name: &str) {
         let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *values.modifications.entry(format!("{}/{name}", kind.to_lowercase())).or_default() += 1;
@@ -52,7 +52,7 @@ impl Metrics {
     pub fn write(&self, page: &mut Page) {
         let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let name = "kubevirt_hco_out_of_band_modifications_total";
-        page.begin(name, Kind::Counter, "Child objects that were changed by others and restored.");
+        page.begin(name, Kind::Counter, "Child objects that were changed or deleted by others and restored.");
         for (component, count) in &values.modifications {
             page.sample(name, &[("component_name", component)], count);
         }

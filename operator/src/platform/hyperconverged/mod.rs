@@ -8,7 +8,8 @@
 //!
 //! - [`render`]: the children; one file each: [`kubevirt`], [`cdi`], [`network`], [`ssp`]. [`patch`]: annotations that
 //!   change them. [`check`]: rules of the object, for admission. [`effect`]: settings without an effect.
-//! - [`plan`] decides, [`apply`] does (`optional`: objects of kinds that not every cluster has), [`status`] reports. [`read`]: what is read of other objects. [`metrics`].
+//! - [`plan`] decides, [`apply`] does (`optional`: objects of kinds that not every cluster has; `related`: installed
+//!   objects), [`status`] reports. [`read`]: what is read of other objects. [`metrics`].
 //!
 //! Children are complete objects of their own: without HyperConverged they work alone, and their controllers never look
 //! at it. Not here: what the children do.
@@ -25,6 +26,7 @@ mod optional;
 pub mod patch;
 pub mod plan;
 pub mod read;
+mod related;
 pub mod render;
 mod ssp;
 pub mod status;

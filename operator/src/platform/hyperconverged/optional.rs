@@ -6,10 +6,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::hyperconverged::RelatedObject;
 use cluster::{Apply, Client, Delete, Key, Kind, Resource, Result};
 use serde_json::Value;
 
 use super::plan::digest;
+use super::status::related;
 use crate::install::openshift;
 
 /// Time until missing kinds are looked for again.
@@ -35,6 +37,8 @@ struct Known {
     digest: String,
     /// When a kind was found missing.
     absent: Option<Instant>,
+    /// What was written.
+    written: Vec<RelatedObject>,
 }
 
 /// Writes such objects.
@@ -49,28 +53,32 @@ impl Optional {
         Self { client: client.clone(), known: Arc::default() }
     }
 
-    /// Writes the objects, when they changed or ten minutes after a kind was missing.
-    pub(super) async fn write(&self, objects: &[Value]) -> Result<()> {
+    /// Writes the objects, when they changed or ten minutes after a kind was missing; gives those that exist.
+    pub(super) async fn write(&self, objects: &[Value]) -> Result<Vec<RelatedObject>> {
         let wanted = digest(&Value::Array(objects.to_vec()));
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if known.digest == wanted && known.absent.is_none_or(|at| at.elapsed() < ABSENT) {
-            return Ok(());
+            return Ok(known.written);
         }
         let mut absent = None;
+        let mut written = Vec::new();
         for object in objects {
-            match self.apply(object).await? {
-                None => absent = Some(Instant::now()),
-                // The router chose a host: the console links to it.
-                Some(live) if live["kind"] == "Route" => {
-                    if let Some(host) = live["spec"]["host"].as_str().filter(|host| !host.is_empty()) {
-                        self.apply(&openshift::links(host)).await?;
-                    }
-                }
-                Some(_) => {}
+            let Some(live) = self.apply(object).await? else {
+                absent = Some(Instant::now());
+                continue;
+            };
+            written.push(related(&live));
+            let host = live["spec"]["host"].as_str().filter(|host| !host.is_empty());
+            // The router chose a host: the console links to it.
+            if live["kind"] == "Route"
+                && let Some(host) = host
+            {
+                written.extend(self.apply(&openshift::links(host)).await?.as_ref().map(related));
             }
         }
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { digest: wanted, absent };
-        Ok(())
+        let known = Known { digest: wanted, absent, written: written.clone() };
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
+        Ok(written)
     }
 
     /// The object as it is written; nothing if its kind does not exist.

@@ -19,7 +19,12 @@ pub enum Step {
     /// It is being deleted; a new one follows when it is gone.
     Wait,
     /// It does not exist.
-    Create(Value),
+    Create {
+        /// The whole object to write.
+        object: Value,
+        /// Whether another client deleted it: it was there before.
+        again: bool,
+    },
     /// It differs.
     Write {
         /// The whole object to write.
@@ -35,13 +40,13 @@ pub(in crate::platform) fn digest(wanted: &Value) -> String {
     hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The next step of a child.
-pub fn step(wanted: &Value, live: Option<&Value>) -> Step {
+/// The next step of a child. `known`: it existed before.
+pub fn step(wanted: &Value, live: Option<&Value>, known: bool) -> Step {
     let digest = digest(wanted);
     let Some(live) = live else {
         let mut object = wanted.clone();
         object["metadata"]["annotations"][APPLIED] = json!(digest);
-        return Step::Create(object);
+        return Step::Create { object, again: known };
     };
     if live["metadata"]["deletionTimestamp"].is_string() {
         return Step::Wait;
@@ -97,26 +102,30 @@ mod tests {
     }
 
     fn created(size: u32) -> Value {
-        let Step::Create(object) = step(&wanted(size), None) else { panic!() };
+        let Step::Create { object, again: false } = step(&wanted(size), None, false) else { panic!() };
         object
     }
 
     #[test]
     fn missing_children_are_created_and_equal_ones_kept() {
+        assert!(
+            matches!(step(&wanted(1), None, true), Step::Create { again: true, .. }),
+            "deleted by others"
+        );
         let mut live = created(1);
         live["metadata"]["resourceVersion"] = json!("7");
         live["metadata"]["labels"]["mine"] = json!("kept");
         live["status"] = json!({"phase": "Deployed"});
-        assert_eq!(step(&wanted(1), Some(&live)), Step::Keep);
+        assert_eq!(step(&wanted(1), Some(&live), true), Step::Keep);
         if let Some(spec) = live["spec"].as_object_mut() {
             spec.remove("empty");
         }
         assert!(
-            matches!(step(&wanted(1), Some(&live)), Step::Write { drift: true, .. }),
+            matches!(step(&wanted(1), Some(&live), true), Step::Write { drift: true, .. }),
             "an empty object counts"
         );
         live["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        assert_eq!(step(&wanted(1), Some(&live)), Step::Wait);
+        assert_eq!(step(&wanted(1), Some(&live), true), Step::Wait);
     }
 
     #[test]
@@ -124,14 +133,14 @@ mod tests {
         let mut edited = created(1);
         edited["spec"]["added"] = json!(true);
         edited["metadata"]["labels"]["mine"] = json!("kept");
-        let Step::Write { object, drift } = step(&wanted(1), Some(&edited)) else { panic!() };
+        let Step::Write { object, drift } = step(&wanted(1), Some(&edited), true) else { panic!() };
         assert!(drift && object["spec"]["added"].is_null());
         assert_eq!(object["metadata"]["labels"], json!({"app": "x", "mine": "kept"}));
-        let Step::Write { object, drift } = step(&wanted(2), Some(&created(1))) else { panic!() };
+        let Step::Write { object, drift } = step(&wanted(2), Some(&created(1)), true) else { panic!() };
         assert!(!drift && object["spec"]["size"] == 2);
         let mut unlabelled = created(1);
         unlabelled["metadata"]["labels"] = json!({});
-        assert!(matches!(step(&wanted(1), Some(&unlabelled)), Step::Write { drift: true, .. }));
+        assert!(matches!(step(&wanted(1), Some(&unlabelled), true), Step::Write { drift: true, .. }));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use api::hyperconverged::{
     Condition, HyperConvergedStatus, NodeInfo, RelatedObject, SourceStatus, SourceTemplateStatus, Version,
 };
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::effect;
 use super::patch;
@@ -33,6 +34,8 @@ pub struct Situation<'a> {
     pub children: &'a [ChildState],
     /// Boot image imports in effect.
     pub sources: Vec<SourceTemplateStatus>,
+    /// Objects of the platform besides the children.
+    pub related: Vec<RelatedObject>,
     /// Why children could not be written: reason and text.
     pub failure: Option<(&'static str, String)>,
     /// Point in time (RFC 3339).
@@ -46,7 +49,7 @@ type Fact = (&'static str, bool, String, String);
 
 /// The status.
 pub fn status(situation: &Situation<'_>) -> HyperConvergedStatus {
-    let Situation { owner, facts, children, sources, failure, now } = situation;
+    let Situation { owner, facts, children, sources, related: others, failure, now } = situation;
     let before = owner.status.clone().unwrap_or_default();
     let upgraded =
         children.iter().all(|one| of(one, "Available") == Some(true) && is_current(one, &facts.version));
@@ -76,7 +79,7 @@ pub fn status(situation: &Situation<'_>) -> HyperConvergedStatus {
         system_health_status: Some(health(&conditions).to_owned()),
         conditions,
         data_import_cron_templates: sources.clone(),
-        data_import_schedule: before.data_import_schedule,
+        data_import_schedule: Some(before.data_import_schedule.unwrap_or_else(|| schedule(owner))),
         infrastructure_highly_available: Some(facts.highly_available()),
         node_info: Some(NodeInfo {
             control_plane_architectures: facts.control_plane_architectures.iter().cloned().collect(),
@@ -84,7 +87,12 @@ pub fn status(situation: &Situation<'_>) -> HyperConvergedStatus {
             workloads_architectures: facts.worker_architectures.iter().cloned().collect(),
         }),
         observed_generation: generation,
-        related_objects: children.iter().filter_map(|one| one.object.as_ref()).map(related).collect(),
+        related_objects: children
+            .iter()
+            .filter_map(|one| one.object.as_ref())
+            .map(related)
+            .chain(others.iter().cloned())
+            .collect(),
         versions: version
             .map(|version| Version { name: Some("operator".to_owned()), version: Some(version) })
             .into_iter()
@@ -201,7 +209,23 @@ fn is_current(child: &ChildState, version: &str) -> bool {
     }
 }
 
-fn related(object: &Value) -> RelatedObject {
+/// Whether the status lists a child: it existed when the status was written.
+pub(super) fn lists(status: Option<&HyperConvergedStatus>, child: Child) -> bool {
+    let listed = |one: &RelatedObject| {
+        one.kind.as_deref() == Some(child.kind()) && one.name.as_deref() == Some(child.name())
+    };
+    status.is_some_and(|status| status.related_objects.iter().any(listed))
+}
+
+/// The schedule of boot image imports, twice a day: minute and hour follow from the object's uid, so that not all clusters
+/// ask the registries at once.
+fn schedule(owner: &HyperConverged) -> String {
+    let hash = Sha256::digest(owner.metadata.uid.as_deref().unwrap_or_default());
+    format!("{} {}/12 * * *", hash[0] % 60, hash[1] % 12)
+}
+
+/// A reference to an object.
+pub(super) fn related(object: &Value) -> RelatedObject {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let metadata = &object["metadata"];
     RelatedObject {

@@ -1,7 +1,7 @@
 //! Table tests of rendering, rules and status.
 
 use api::hyperconverged::v1::HyperConverged;
-use api::hyperconverged::{API_VERSION, NAME};
+use api::hyperconverged::{API_VERSION, NAME, RelatedObject};
 use serde_json::{Map, Value, json};
 
 use super::input::plain;
@@ -628,6 +628,7 @@ fn folded(
         facts: &facts,
         children,
         sources: Vec::new(),
+        related: vec![RelatedObject { kind: Some("PriorityClass".to_owned()), ..RelatedObject::default() }],
         failure: None,
         now: "2026-01-01T00:00:00Z",
     };
@@ -654,7 +655,19 @@ fn status_folds_the_children_and_names_all_that_fail() {
     );
     assert_eq!(status.system_health_status.as_deref(), Some("healthy"));
     assert_eq!(status.versions[0].version.as_deref(), Some("1.0.0"));
-    assert_eq!(status.related_objects.len(), 4);
+    assert_eq!(status.related_objects.len(), 5);
+    assert!(Child::ALL.into_iter().all(|one| super::status::lists(Some(&status), one)));
+    assert!(!super::status::lists(None, Child::Cdi));
+    let schedule = status.data_import_schedule.clone().unwrap();
+    let words: Vec<&str> = schedule.split(' ').collect();
+    let [minute, hour, "*", "*", "*"] = words[..] else { panic!("{schedule}") };
+    let hour = hour.strip_suffix("/12").unwrap();
+    assert!(minute.parse::<u8>().unwrap() < 60 && hour.parse::<u8>().unwrap() < 12, "{schedule}");
+    let mut later = owner.clone();
+    later.metadata.uid = Some("another".to_owned());
+    assert_ne!(folded(&later, &good).1.data_import_schedule, status.data_import_schedule);
+    later.status = Some(status.clone());
+    assert_eq!(folded(&later, &good).1.data_import_schedule, status.data_import_schedule, "drawn once");
     assert_eq!(status.related_objects[0].resource_version.as_deref(), Some("9"));
 
     let mut mixed = good.clone();
