@@ -15,7 +15,7 @@ mod groups;
 pub(crate) mod guest;
 mod hollow;
 mod hostpath;
-mod hyperconverged;
+pub(crate) mod hyperconverged;
 mod images;
 mod imports;
 mod life;

@@ -14,7 +14,7 @@ mod nodes;
 mod pools;
 mod ptp;
 
-use crate::platform::webhooks;
+use crate::platform::{hyperconverged, webhooks};
 
 #[test]
 fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {
@@ -27,6 +27,7 @@ fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_t
     }
     ptp::guest_is_on_a_point_to_point_network();
     pools::follow_their_object();
+    hyperconverged::valid_objects_become_available();
     install::removed_without_a_trace();
     nodes::outlive_their_node();
 }

@@ -554,14 +554,28 @@ fn valid() -> Vec<(&'static str, Value)> {
             json!({"featureGates": {"downwardMetrics": true, "persistentReservation": false},
                 "liveMigrationConfig": migration, "workloadUpdateStrategy": updates}),
         ),
-        ("v1beta1", json!({"permittedHostDevices": devices, "defaultCPUModel": "Haswell-noTSX"})),
+        // As HCO 1.10 takes them.
         (
             "v1beta1",
-            json!({"kubeMacPoolConfiguration": range, "vmStateStorageClass": "hostpath-csi",
-                "filesystemOverhead": {"global": "0.06"},
-                "storageImport": {"insecureRegistries": ["registry.local:5000"]}}),
+            json!({"featureGates": {"withHostPassthroughCPU": true, "deployTektonTaskResources": true,
+                "nonRoot": true, "enableCommonBootImageImport": true},
+                "localStorageClassName": "hostpath-csi", "vddkInitImage": "registry.local:5000/vddk:8",
+                "permittedHostDevices": devices}),
         ),
-        ("v1beta1", json!({"dataImportCronTemplates": [cron], "enableCommonBootImageImport": false})),
+        (
+            "v1beta1",
+            json!({"tektonPipelinesNamespace": "pipelines", "tektonTasksNamespace": "tasks",
+                "commonTemplatesNamespace": "templates", "commonBootImageNamespace": "images",
+                "dataImportCronTemplates": [cron], "kubeMacPoolConfiguration": range}),
+        ),
+        (
+            "v1beta1",
+            json!({"mediatedDevicesConfiguration": {"mediatedDevicesTypes": ["nvidia-231"],
+                "nodeMediatedDeviceTypes": [{"nodeSelector": {"kubernetes.io/hostname": "gpu"},
+                    "mediatedDevicesTypes": ["nvidia-230"]}]},
+                "obsoleteCPUs": {"cpuModels": ["Opteron_G2"], "minCPUModel": "Penryn"},
+                "defaultCPUModel": "Haswell-noTSX"}),
+        ),
         (
             "v1beta1",
             json!({"tlsSecurityProfile": custom, "evictionStrategy": "None",
@@ -584,6 +598,32 @@ fn valid_objects_of_both_versions_are_taken() {
         })
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Applies each valid object in turn, and waits until it is observed and all children are available. The object is then as
+/// before.
+pub(crate) fn valid_objects_become_available() {
+    let _alone = alone();
+    let write = |version: &str, spec: &Value| {
+        let object = format!("hyperconvergeds.{version}.hco.kubevirt.io/kubevirt-hyperconverged");
+        let patch = json!([{"op": "add", "path": "/spec", "value": spec}]).to_string();
+        PLACE.kubectl(&["-n", PLATFORM, "patch", &object, "--type=json", "-p", &patch]).unwrap();
+    };
+    let before = get(OBJECT)["spec"].clone();
+    let all = valid().into_iter().chain([("v1", before)]);
+    for (version, spec) in all {
+        write(version, &spec);
+        let begun = Instant::now();
+        PLACE.until(PLATFORM, &format!("{version} {spec} is available"), || {
+            let object = get(OBJECT);
+            let seen = object["status"]["observedGeneration"] == object["metadata"]["generation"];
+            let all = conditions(&object);
+            let holds = |one: &str| all.iter().any(|other| other == one);
+            let wanted = ["ReconcileComplete=True", "Available=True", "Progressing=False", "Degraded=False"];
+            (seen && wanted.into_iter().all(holds)).then_some(())
+        });
+        println!("{version} {spec}: {:?}", begun.elapsed());
+    }
 }
 
 /// A path of the downloads, by the API server's proxy.
