@@ -169,8 +169,13 @@ impl Store {
         let age = |from: u64| Duration::from_secs(now.saturating_sub(from));
         // Made by a clock that was ahead: not valid yet, and never old enough.
         let early = |from: u64| Duration::from_secs(from.saturating_sub(now)) > SKEW;
+        // Made with shorter intervals: it would end before it is old enough.
+        let ends = |one: &Identity, before: Duration| {
+            one.until != 0 && now.saturating_add(before.as_secs()) >= one.until
+        };
         let Some((newest, older)) = self.authorities.split_last() else { return Some(Step::Authority) };
-        if age(newest.from) >= intervals.ca_rotate || early(newest.from) {
+        let overlaps = intervals.validity().saturating_sub(intervals.ca_rotate);
+        if age(newest.from) >= intervals.ca_rotate || ends(newest, overlaps) || early(newest.from) {
             return Some(Step::Authority);
         }
         let good = |old: &Identity| age(old.from) < intervals.validity() && !early(old.from);
@@ -184,8 +189,12 @@ impl Store {
             let known = signed_by == Some(newest.from) || age(newest.from) >= lead;
             let signer = trusted.filter(|_| !known).unwrap_or(older.len());
             let signer_from = self.authorities.get(signer).map(|authority| authority.from);
-            let due =
-                |leaf: &Leaf| age(leaf.identity.from) >= intervals.cert_rotate || early(leaf.identity.from);
+            let due = |leaf: &Leaf| {
+                let identity = &leaf.identity;
+                age(identity.from) >= intervals.cert_rotate
+                    || ends(identity, intervals.cert_overlap)
+                    || early(identity.from)
+            };
             if leaf.is_none_or(due) || signed_by != signer_from {
                 return Some(Step::Sign(name.to_owned(), signer));
             }
@@ -370,6 +379,26 @@ mod tests {
             }
             assert_eq!(made, authorities);
         }
+    }
+
+    #[test]
+    fn certificates_that_end_before_they_are_old_enough_are_replaced() {
+        let (short, long) = (intervals([48, 24, 24, 12]), intervals([480, 240, 240, 120]));
+        let (start, now) = (1_700_000_000, 1_700_000_010);
+        let mut store = Store::default();
+        while let Some(step) = store.plan(["one"], short, start) {
+            store = store.apply(&step, "ca", &profile(), short, start).unwrap();
+        }
+        assert_eq!(store.plan(["one"], short, now), None);
+        let mut steps = Vec::new();
+        while let Some(step) = store.plan(["one"], long, now) {
+            store = store.apply(&step, "ca", &profile(), long, now).unwrap();
+            steps.push(step);
+            assert!(steps.len() < 6, "{steps:?}");
+        }
+        assert_eq!(steps[0], Step::Authority);
+        let until = |one: &Identity| one.until - now;
+        assert_eq!((until(&store.authorities[1]), until(&store.leaves["one"].identity)), (960, 360));
     }
 
     #[test]
