@@ -114,23 +114,35 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// Puts a certificate into a Secret that pods mount; one that is there is not written.
+    /// Puts a certificate, and further entries, into a Secret that pods mount; what is there is not written.
     ///
     /// # Errors
     /// Those of the API server.
-    pub(crate) async fn deliver(&self, secret: &str, identity: &Identity) -> cluster::Result<()> {
+    pub(crate) async fn deliver(
+        &self,
+        secret: &str,
+        identity: &Identity,
+        further: &[(&str, String)],
+    ) -> cluster::Result<()> {
         let key = Key::new(self.namespace, secret);
-        let certificate = BASE64_STANDARD.encode(&identity.certificate);
+        let mut data = json!({"tls.crt": BASE64_STANDARD.encode(&identity.certificate)});
+        for (entry, text) in further {
+            data[*entry] = json!(BASE64_STANDARD.encode(text));
+        }
         let found: Option<Value> = self.client.find_cached(SECRETS, &key).await?;
         let other = found.as_ref().is_some_and(|found| found["type"] != "kubernetes.io/tls");
         if other {
             // A Secret's type cannot be changed.
             self.client.delete(SECRETS, &key, &Delete::default()).await?;
         }
-        if other || found.is_none_or(|found| found["data"]["tls.crt"] != certificate.as_str()) {
+        let has = |found: &Value| {
+            data.as_object().into_iter().flatten().all(|(entry, text)| found["data"][entry] == *text)
+        };
+        if other || !found.as_ref().is_some_and(has) {
+            data["tls.key"] = json!(BASE64_STANDARD.encode(&identity.key));
             let object = json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
                 "metadata": {"name": secret, "namespace": self.namespace, "labels": labels()},
-                "data": {"tls.crt": certificate, "tls.key": BASE64_STANDARD.encode(&identity.key)}});
+                "data": data});
             let apply = Apply { manager: MANAGER, force: true };
             self.client.apply::<IgnoredAny>(SECRETS, &key, &object, apply).await?;
         }

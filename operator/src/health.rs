@@ -1,5 +1,6 @@
 //! Probes and metrics over plain HTTP: `/healthz`, `/readyz`, `/metrics`. The HTTPS server has the same page of metrics.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,6 +12,9 @@ use serve::metrics::{Kind as Metric, Page};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 
+/// Names of certificates, and when they end in seconds since 1970.
+type Ends = BTreeMap<&'static str, Vec<(String, u64)>>;
+
 /// Writes metrics of one area.
 type Collector = dyn Fn(&mut Page) + Send + Sync;
 
@@ -20,6 +24,8 @@ pub struct Health {
     ready: Arc<AtomicBool>,
     stopping: Arc<AtomicBool>,
     collectors: Arc<Mutex<Vec<Weak<Collector>>>>,
+    /// When certificates end, by the authority's Secret.
+    ends: Arc<Mutex<Ends>>,
 }
 
 impl fmt::Debug for Health {
@@ -52,7 +58,20 @@ impl Health {
         collector
     }
 
+    /// From now on, the page has these ends of an authority and its certificates, in seconds since 1970.
+    pub(crate) fn set_ends(&self, authority: &'static str, ends: Vec<(String, u64)>) {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner).insert(authority, ends);
+    }
+
     fn collect(&self, page: &mut Page) {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if ends.values().any(|ends| !ends.is_empty()) {
+            let name = "ferrovirt_certificate_not_after_seconds";
+            page.begin(name, Metric::Gauge, "End of each certificate in use, seconds since 1970.");
+            for (certificate, until) in ends.values().flatten() {
+                page.sample(name, &[("certificate", certificate)], until);
+            }
+        }
         let all = self.collectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for collector in all.iter().filter_map(Weak::upgrade) {
             collector(page);
@@ -126,4 +145,29 @@ pub(crate) fn metrics(client: &Client, events: &Events, health: &Health) -> Stri
     }
     health.collect(&mut page);
     page.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_certificates_are_one_metric_and_replaced_by_authority() {
+        let health = Health::default();
+        health.set_ends("a", vec![("ca".to_owned(), 1)]);
+        health.set_ends("b", vec![("b-leaf".to_owned(), 2)]);
+        health.set_ends("a", vec![("ca".to_owned(), 3)]);
+        let mut page = Page::default();
+        health.collect(&mut page);
+        let text = page.text();
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            samples,
+            [
+                r#"ferrovirt_certificate_not_after_seconds{certificate="ca"} 3"#,
+                r#"ferrovirt_certificate_not_after_seconds{certificate="b-leaf"} 2"#
+            ]
+        );
+        assert_eq!(text.matches("# TYPE").count(), 1);
+    }
 }

@@ -32,6 +32,7 @@ mod error;
 mod flavor;
 pub mod health;
 pub mod install;
+mod lifetimes;
 pub mod platform;
 mod removal;
 pub mod serve;

@@ -9,7 +9,6 @@ use std::thread;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use operator::storage::keys::{SECRET, SigningKeys};
-use operator::storage::signers::CLIENT_LEAD;
 use operator::storage::tokens::{ANNOUNCED, PERIOD, RETIRED};
 use serde_json::{Value, json};
 
@@ -130,7 +129,7 @@ fn no_upload_fails_while_authorities_and_the_signing_key_change() {
         let before = keys_made().0;
         // The last key and the last authorities are due for their successors.
         age_keys(PERIOD);
-        age_authorities(48 * HOUR);
+        age_authorities(24 * HOUR);
         let (made, public) = until("a successor is made", || {
             let (made, public) = keys_made();
             (made.len() > before.len() || stopped().is_some()).then_some((made, public))
@@ -154,7 +153,8 @@ fn no_upload_fails_while_authorities_and_the_signing_key_change() {
         some_uploads("the successors sign");
         upload(&space, "early");
         space.phases("early", "Succeeded");
-        age_authorities(CLIENT_LEAD.as_secs());
+        // Three quarters of the time that the other authority stays.
+        age_authorities(9 * HOUR);
         until("the other authority signs for clients", || {
             authorities(|store| {
                 let newest = &store["authorities"][1]["from"];
@@ -169,7 +169,7 @@ fn no_upload_fails_while_authorities_and_the_signing_key_change() {
         });
         some_uploads("clients are known by the successor");
         age_keys(RETIRED + 1);
-        age_authorities(24 * HOUR);
+        age_authorities(12 * HOUR);
         until("the last ones are dropped", || {
             let keys = keys_made().0.len() == before.len();
             let one = |store: &Value| store["authorities"].as_array().unwrap().len() == 1;

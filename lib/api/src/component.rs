@@ -24,3 +24,14 @@ resource! {
         pub kind: String ["x-required" = true],
     }
 }
+
+/// The lowest TLS version of a security profile: its `type`, and `minTLSVersion` of a custom one. Without a type: that of
+/// `Intermediate`.
+pub fn least_tls_version<'a>(kind: Option<&str>, custom: Option<&'a str>) -> &'a str {
+    match kind {
+        Some("Old") => "VersionTLS10",
+        Some("Modern") => "VersionTLS13",
+        Some("Custom") => custom.unwrap_or("VersionTLS12"),
+        _ => "VersionTLS12",
+    }
+}

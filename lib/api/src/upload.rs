@@ -153,6 +153,8 @@ pub mod annotation {
 pub const POPULATOR_KIND: &str = "VolumeUploadSource";
 /// Common name of the proxy's certificate, by which servers know it.
 pub const PROXY_CLIENT: &str = "client.upload-server.cdi.kubevirt.io";
+/// Entry of the Secret with the proxy's certificate: lowest TLS version and cipher suites, one in a line.
+pub const PROXY_PROFILE: &str = "tls.profile";
 
 /// The Service of a claim's upload server (`pkg/util/naming`): `cdi-upload-` and the claim's name, dots as dashes; a
 /// name that is no label then keeps its front and gets a hash.

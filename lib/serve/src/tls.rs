@@ -117,7 +117,14 @@ pub struct Reloading {
     identity: Identity,
     clients: Option<Clients>,
     http2: bool,
+    profile: Option<PathBuf>,
     known: Mutex<(Vec<Stamp>, Arc<ServerConfig>)>,
+}
+
+/// The text of a file that [`Reloading::with_profile`] reads: the lowest TLS version, such as `VersionTLS12`, then cipher
+/// suites of TLS 1.2, one in a line.
+pub fn profile_text(least: &str, ciphers: &[String]) -> String {
+    std::iter::once(least).chain(ciphers.iter().map(String::as_str)).map(|line| format!("{line}\n")).collect()
 }
 
 impl Reloading {
@@ -126,17 +133,37 @@ impl Reloading {
     /// # Errors
     /// When certificate, key or authorities cannot be read or used.
     pub fn new(identity: Identity, clients: Option<Clients>, http2: bool) -> Result<Arc<Self>, TlsError> {
-        let known = Mutex::new(Self::read(&identity, clients.as_ref(), http2)?);
-        Ok(Arc::new(Self { identity, clients, http2, known }))
+        Self::with_profile(identity, clients, http2, None)
+    }
+
+    /// The same, with the versions and cipher suites of the file `profile` ([`profile_text`]) while it exists.
+    ///
+    /// # Errors
+    /// When certificate, key or authorities cannot be read or used.
+    pub fn with_profile(
+        identity: Identity,
+        clients: Option<Clients>,
+        http2: bool,
+        profile: Option<PathBuf>,
+    ) -> Result<Arc<Self>, TlsError> {
+        let known = Mutex::new(Self::read(&identity, clients.as_ref(), http2, profile.as_deref())?);
+        Ok(Arc::new(Self { identity, clients, http2, profile, known }))
     }
 
     fn read(
         identity: &Identity,
         clients: Option<&Clients>,
         http2: bool,
+        profile: Option<&Path>,
     ) -> Result<(Vec<Stamp>, Arc<ServerConfig>), TlsError> {
         // The stamps first: a file that changes while it is read is read again.
-        let stamps = stamps(identity, clients)?;
+        let stamps = stamps(identity, clients, profile)?;
+        let mut identity = identity.clone();
+        if let Some(text) = profile.and_then(|path| fs::read_to_string(path).ok()) {
+            let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            identity.only_tls13 = lines.next() == Some("VersionTLS13");
+            identity.ciphers = lines.map(str::to_owned).collect();
+        }
         let mut config = identity.server_config(clients)?;
         if http2 {
             offer_http2(&mut config);
@@ -148,9 +175,10 @@ impl Reloading {
 impl Current for Reloading {
     fn current(&self) -> Option<Arc<ServerConfig>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = stamps(&self.identity, self.clients.as_ref()).and_then(|stamps| match stamps == known.0 {
+        let (clients, profile) = (self.clients.as_ref(), self.profile.as_deref());
+        let read = stamps(&self.identity, clients, profile).and_then(|stamps| match stamps == known.0 {
             true => Ok(None),
-            false => Self::read(&self.identity, self.clients.as_ref(), self.http2).map(Some),
+            false => Self::read(&self.identity, clients, self.http2, profile).map(Some),
         });
         match read {
             Ok(None) => {}
@@ -313,7 +341,11 @@ fn canonical(name: &str) -> String {
 /// Distinguishes one version of a file from the next: device, inode, length, time of the last change.
 type Stamp = (u64, u64, u64, i64, i64);
 
-fn stamps(identity: &Identity, clients: Option<&Clients>) -> Result<Vec<Stamp>, TlsError> {
+fn stamps(
+    identity: &Identity,
+    clients: Option<&Clients>,
+    profile: Option<&Path>,
+) -> Result<Vec<Stamp>, TlsError> {
     let mut paths = Vec::new();
     if let Certificate::Files { chain, key } = &identity.certificate {
         paths.extend([chain, key]);
@@ -321,11 +353,13 @@ fn stamps(identity: &Identity, clients: Option<&Clients>) -> Result<Vec<Stamp>, 
     if let Some(Clients { authorities: Authorities::File(path), .. }) = clients {
         paths.push(path);
     }
-    let stamp = |path: &PathBuf| {
-        let found = fs::metadata(path).map_err(|error| TlsError::Read(path.clone(), error))?;
-        Ok((found.dev(), found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
-    };
-    paths.into_iter().map(stamp).collect()
+    let stamp =
+        |found: fs::Metadata| (found.dev(), found.ino(), found.len(), found.ctime(), found.ctime_nsec());
+    let required =
+        |path: &PathBuf| fs::metadata(path).map(stamp).map_err(|error| TlsError::Read(path.clone(), error));
+    let mut all = paths.into_iter().map(required).collect::<Result<Vec<_>, _>>()?;
+    all.extend(profile.and_then(|path| fs::metadata(path).ok()).map(stamp));
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -367,6 +401,48 @@ mod tests {
         assert!(Arc::ptr_eq(&second, &reloading.current().unwrap()));
         put(folder.path());
         assert!(!Arc::ptr_eq(&second, &reloading.current().unwrap()));
+    }
+
+    #[test]
+    fn profile_of_a_file_is_in_effect_while_the_file_exists() {
+        let folder = tempfile::tempdir().unwrap();
+        let [chain, key, profile] = ["crt", "key", "profile"].map(|name| folder.path().join(name));
+        put(folder.path());
+        let certificate = Certificate::Files { chain, key };
+        let identity = Identity { certificate, ..Identity::self_signed() };
+        let reloading = Reloading::with_profile(identity, None, false, Some(profile.clone())).unwrap();
+        // Cipher suites of TLS 1.2, and all.
+        let offered = || {
+            let config = reloading.current().unwrap();
+            let all = &config.crypto_provider().cipher_suites;
+            (all.iter().filter(|suite| suite.tls13().is_none()).count(), all.len())
+        };
+        let usual = offered();
+        fs::write(&profile, profile_text("VersionTLS12", &["ECDHE-RSA-AES128-GCM-SHA256".to_owned()]))
+            .unwrap();
+        assert_eq!(offered().0, 1);
+        // The server judges the client's first message; trust in its certificate comes later.
+        let handshake = |versions: &[&'static rustls::SupportedProtocolVersion]| {
+            let provider = Arc::new(provider(&[]));
+            let client = ClientConfig::builder_with_provider(provider)
+                .with_protocol_versions(versions)
+                .unwrap()
+                .with_root_certificates(RootCertStore::empty())
+                .with_no_client_auth();
+            let name = rustls::pki_types::ServerName::try_from("a").unwrap();
+            let mut client = rustls::ClientConnection::new(client.into(), name).unwrap();
+            let mut server = rustls::ServerConnection::new(reloading.current().unwrap()).unwrap();
+            let mut sent = Vec::new();
+            client.write_tls(&mut sent).unwrap();
+            server.read_tls(&mut &sent[..]).unwrap();
+            server.process_new_packets().is_ok()
+        };
+        assert!(handshake(&[&rustls::version::TLS12]));
+        fs::write(&profile, profile_text("VersionTLS13", &[])).unwrap();
+        assert!(!handshake(&[&rustls::version::TLS12]) && handshake(&[&rustls::version::TLS13]));
+        fs::remove_file(&profile).unwrap();
+        assert_eq!(offered(), usual);
+        assert!(handshake(&[&rustls::version::TLS12]));
     }
 
     #[test]

@@ -12,8 +12,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::endpoints::Endpoints;
+use super::hyperconverged::render::Child;
 use super::plan::{self, Action, Component, Observed, ObservedOwner, Release, Side, State};
-use super::status;
+use super::status::{self, Note};
+use super::without;
+use crate::lifetimes;
 use crate::view::{Age, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
@@ -42,8 +45,8 @@ struct Platform {
     /// Template of images that was deployed; of `KubeVirt` alone.
     registry: String,
     conditions: Vec<Condition>,
-    /// Settings without an effect.
-    without: Vec<String>,
+    /// The platform's own conditions of its settings.
+    notes: Vec<Note>,
 }
 
 impl Platform {
@@ -76,7 +79,7 @@ impl From<&KubeVirt> for Platform {
             observed_generation: observed_generation.unwrap_or(0),
             version: observed_kube_virt_version.unwrap_or_default(),
             registry: observed_kube_virt_registry.unwrap_or_default(),
-            without: without(Side::Compute, &object.spec),
+            notes: notes(Side::Compute, &object.spec),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
@@ -89,14 +92,21 @@ impl From<&Cdi> for Platform {
             phase: phase.unwrap_or_default(),
             conditions,
             version: observed_version.unwrap_or_default(),
-            without: without(Side::Storage, &object.spec),
+            notes: notes(Side::Storage, &object.spec),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
 }
 
-fn without(side: Side, spec: &impl Serialize) -> Vec<String> {
-    super::without::effect(side, &serde_json::to_value(spec).unwrap_or_default())
+fn notes(side: Side, spec: &impl Serialize) -> Vec<Note> {
+    let spec = serde_json::to_value(spec).unwrap_or_default();
+    let (child, raised) = match side {
+        Side::Compute => (Child::KubeVirt, lifetimes::of_kubevirt(&spec).raised),
+        Side::Storage => {
+            (Child::Cdi, lifetimes::of_cdi(&spec).into_iter().flat_map(|one| one.raised).collect())
+        }
+    };
+    without::note(child, &spec).into_iter().chain(status::raised(&raised)).collect()
 }
 
 /// A Deployment or DaemonSet, as it is read.
@@ -328,7 +338,7 @@ impl Controller {
     /// Writes the status if it differs.
     async fn report(&self, side: Side, key: &Key, object: &Platform, state: &State) -> Result<()> {
         let now = cluster::time::seconds();
-        let conditions = status::conditions(side, state, &object.without, &object.conditions, &now);
+        let conditions = status::conditions(side, state, &object.notes, &object.conditions, &now);
         let phase = status::phase(state).unwrap_or(&object.phase);
         let deployed = *state == State::Deployed;
         let before = Release { version: object.version.clone(), registry: object.registry.clone() };

@@ -7,6 +7,12 @@ use api::resource::Condition;
 
 use super::plan::{Side, State};
 
+/// How the types of the platform's own conditions begin. They are there while they hold.
+pub(super) const OWN: &str = "ferrovirt.io/";
+
+/// A condition of the platform's own that holds: type, reason, message.
+pub(super) type Note = (&'static str, &'static str, String);
+
 /// Phase of an object in a state; `None` leaves the field alone.
 pub fn phase(state: &State) -> Option<&'static str> {
     match state {
@@ -18,8 +24,17 @@ pub fn phase(state: &State) -> Option<&'static str> {
     }
 }
 
-/// Condition that names settings without an effect; missing if there are none.
-const WITHOUT: &str = "ferrovirt.io/SettingsWithoutEffect";
+/// Condition that names lifetimes of certificates which are too short; missing if there are none.
+pub(super) const RAISED: &str = "ferrovirt.io/CertificateLifetimeRaised";
+/// Its reason.
+pub(super) const TOO_SHORT: &str = "TooShort";
+
+/// The condition that names lifetimes of certificates which are too short, and were raised.
+pub(super) fn raised(settings: &[String]) -> Option<Note> {
+    let text =
+        || format!("lifetimes of certificates that are too short were raised: {}", settings.join(", "));
+    (!settings.is_empty()).then(|| (RAISED, TOO_SHORT, text()))
+}
 
 /// A condition: type, status, reason, message.
 type Fact = (&'static str, bool, &'static str, String);
@@ -112,23 +127,20 @@ fn facts(side: Side, state: &State) -> Vec<Fact> {
     }
 }
 
-/// The conditions of an object in a state at a time (RFC 3339), after those that it had; `without`: its settings without an
-/// effect. A condition that stays equal keeps its times.
-pub fn conditions(
+/// The conditions of an object in a state at a time (RFC 3339), after those that it had; `notes`: the platform's own. A
+/// condition that stays equal keeps its times.
+pub(super) fn conditions(
     side: Side,
     state: &State,
-    without: &[String],
+    notes: &[Note],
     before: &[Condition],
     now: &str,
 ) -> Vec<Condition> {
     let mut facts = facts(side, state);
-    if !without.is_empty() {
-        let text = format!("these settings have no effect: {}", without.join(", "));
-        facts.push((WITHOUT, true, "NotImplemented", text));
-    }
+    facts.extend(notes.iter().map(|(kind, reason, text)| (*kind, true, *reason, text.clone())));
     let mut all: Vec<Condition> = before
         .iter()
-        .filter(|one| !["Synchronized", WITHOUT].contains(&one.kind.as_str()))
+        .filter(|one| one.kind != "Synchronized" && !one.kind.starts_with(OWN))
         .filter(|one| !facts.iter().any(|fact| fact.0 == one.kind))
         .cloned()
         .collect();
@@ -166,8 +178,12 @@ pub fn conditions(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::platform::hyperconverged::render::Child;
     use crate::platform::plan::Release;
+    use crate::platform::without;
 
     const NOW: &str = "2026-01-01T00:00:00Z";
     const LATER: &str = "2026-01-01T00:01:00Z";
@@ -244,14 +260,14 @@ mod tests {
 
     #[test]
     fn settings_without_effect_are_named_while_they_are_set() {
-        let without = ["spec.customizeComponents.patches".to_owned()];
-        let first = conditions(Side::Compute, &State::Deployed, &without, &[], NOW);
-        let one = first.iter().find(|one| one.kind == WITHOUT).unwrap();
-        assert_eq!(
-            one.message.as_deref(),
-            Some("these settings have no effect: spec.customizeComponents.patches")
-        );
+        let note = without::note(Child::KubeVirt, &json!({"imageTag": "v1"})).unwrap();
+        let short = raised(&["spec.x from 1m to 600s".to_owned()]).unwrap();
+        let first = conditions(Side::Compute, &State::Deployed, &[note, short], &[], NOW);
+        let values = values(&first).join(" ");
+        assert!(values.contains("ferrovirt.io/CertificateLifetimeRaised=True"), "{values}");
+        let one = first.iter().find(|one| one.kind == without::CONDITION).unwrap();
+        assert_eq!(one.message.as_deref(), Some("these settings have no effect: spec.imageTag"));
         let second = conditions(Side::Compute, &State::Deployed, &[], &first, LATER);
-        assert!(second.iter().all(|one| one.kind != WITHOUT));
+        assert!(second.iter().all(|one| !one.kind.starts_with(OWN)));
     }
 }

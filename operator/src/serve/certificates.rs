@@ -16,14 +16,14 @@ use cluster::{Client, JsonPatch, Key, Resource, Scope};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use serve::authority::{Profile, Store};
-use serve::metrics::{Kind::Gauge, Page};
 use serve::tls::{Authorities, Certificate, Clients, Identity, Live, client_config};
 
-use super::{Site, agent, lifetimes};
+use super::{Site, agent};
 use crate::authority::Keeper;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::health::Health;
+use crate::lifetimes;
 use crate::view::{Age, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
@@ -38,6 +38,10 @@ const NAME: &str = "kubevirt-ca";
 const AGENT_SECRET: &str = "kubevirt-virt-handler-server-certs";
 /// Our objects among webhooks and APIServices: those that were installed. Helm sets the label managed-by to its own name.
 const OURS: &str = "app.kubernetes.io/part-of=ferrovirt";
+/// Secret of the MAC pool's certificates, and the entry with their ends.
+const POOL_SECRET: &str = "kubemacpool-service";
+const POOL_STORE: &str = "store.json";
+const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 /// Services that lead to this server.
 const SERVICES: [&str; 5] =
     ["virt-api", "cdi-api", "kubevirt-operator-webhook", "hco-webhook-service", "ferrovirt-operator"];
@@ -73,16 +77,19 @@ fn profile(name: &str, namespace: &str) -> Profile {
 /// Keeps certificates good and in use until the process ends; sets readiness.
 pub(super) async fn keep(config: &Config, site: &Arc<Site>, tls: &Arc<Live>, health: &Health) -> Infallible {
     let mut used = None;
-    let mut exposed = None;
     loop {
+        let pool = Key::new(&config.namespace, POOL_SECRET);
+        // Only its own replicas renew them; without the pool there is no Secret.
+        if let Ok(secret) = site.client.find_cached::<Value>(SECRETS, &pool).await {
+            health.set_ends(POOL_SECRET, secret.as_ref().map(pool_ends).unwrap_or_default());
+        }
         match reconcile(&site.client, &config.namespace).await {
             Ok(found) => {
                 if used.as_ref() != Some(&found) {
                     match apply(site, tls, &found) {
                         Ok(()) => {
                             tracing::info!("certificates in use");
-                            let ends = ends(&found.store);
-                            exposed = Some(health.expose(move |page| write_ends(page, &ends)));
+                            health.set_ends(NAME, ends(&found.store));
                             used = Some(found);
                         }
                         Err(error) => tracing::error!(
@@ -100,7 +107,6 @@ pub(super) async fn keep(config: &Config, site: &Arc<Site>, tls: &Arc<Live>, hea
         // A replica with an expired certificate would only break connections.
         let valid = used.as_ref().and_then(|found| found.store.leaves.get(SERVER));
         health.set_ready(valid.is_some_and(|leaf| leaf.identity.until == 0 || now() < leaf.identity.until));
-        tracing::trace!(exposed = exposed.is_some(), "certificates were checked");
         tokio::time::sleep(PERIOD).await;
     }
 }
@@ -110,19 +116,20 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// When each authority and certificate ends.
+/// When the authority and each certificate ends.
 fn ends(store: &Store) -> Vec<(String, u64)> {
     let authority = store.authorities.last().map(|one| ("ca".to_owned(), one.until));
     let leaves = store.leaves.iter().map(|(name, leaf)| (name.clone(), leaf.identity.until));
     authority.into_iter().chain(leaves).collect()
 }
 
-fn write_ends(page: &mut Page, ends: &[(String, u64)]) {
-    let name = "ferrovirt_certificate_not_after_seconds";
-    page.begin(name, Gauge, "End of each certificate in use, seconds since 1970.");
-    for (certificate, until) in ends {
-        page.sample(name, &[("certificate", certificate)], until);
-    }
+/// When the MAC pool's authority and certificate end, by the Secret of its replicas.
+fn pool_ends(secret: &Value) -> Vec<(String, u64)> {
+    let text = secret["data"][POOL_STORE].as_str().and_then(|text| BASE64_STANDARD.decode(text).ok());
+    let store: Value = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let authority = store["authorities"].as_array().and_then(|all| all.last()).unwrap_or(&Value::Null);
+    let ends = [("kubemacpool-ca", authority), (POOL_SECRET, &store["serving"])];
+    ends.into_iter().filter_map(|(name, one)| Some((name.to_owned(), one["until"].as_u64()?))).collect()
 }
 
 /// The certificates of the server and its clients.
@@ -131,6 +138,10 @@ struct StoredCertificates {
     store: Store,
     /// The front proxy's ConfigMap.
     front: std::collections::BTreeMap<String, String>,
+    /// Whether clients that know nothing newer than TLS 1.2 are refused.
+    only_tls13: bool,
+    /// IANA's names of the cipher suites of TLS 1.2; empty for all.
+    ciphers: Vec<String>,
 }
 
 /// Does what is due and publishes it; gives what is to be used.
@@ -138,7 +149,10 @@ async fn reconcile(client: &Client, namespace: &str) -> cluster::Result<StoredCe
     let front = Front::data(client).await?;
     let kubevirts: Vec<KubeVirt> = client.list(KUBEVIRTS, &Scope::all()).await?;
     let kubevirt = oldest(kubevirts, |one| &one.metadata);
-    let intervals = lifetimes::intervals(kubevirt.as_ref().map_or(&Value::Null, |one| &one.spec));
+    let spec = kubevirt.as_ref().map_or(&Value::Null, |one| &one.spec);
+    let intervals = lifetimes::of_kubevirt(spec).intervals;
+    let tls = &spec["configuration"]["tlsConfiguration"];
+    let names = tls["ciphers"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let keeper = Keeper {
         client,
         namespace,
@@ -150,10 +164,15 @@ async fn reconcile(client: &Client, namespace: &str) -> cluster::Result<StoredCe
     };
     let store = keeper.advance(&[SERVER, AGENT, CLIENT], |name| profile(name, namespace), now()).await?;
     if let Some(leaf) = store.leaves.get(AGENT) {
-        keeper.deliver(AGENT_SECRET, &leaf.identity).await?;
+        keeper.deliver(AGENT_SECRET, &leaf.identity, &[]).await?;
     }
     inject(client, namespace, &BASE64_STANDARD.encode(store.bundle())).await?;
-    Ok(StoredCertificates { store, front })
+    Ok(StoredCertificates {
+        store,
+        front,
+        only_tls13: tls["minTLSVersion"] == "VersionTLS13",
+        ciphers: names.map(str::to_owned).collect(),
+    })
 }
 
 /// A KubeVirt object, with the settings that its spec may have.
@@ -239,7 +258,7 @@ fn apply(site: &Site, tls: &Live, found: &StoredCertificates) -> Result<()> {
     let certificate = Certificate::Pem { chain: server.certificate.clone(), key: server.key.clone() };
     let authorities =
         Authorities::Pem(found.front.get(cluster::front::AUTHORITY).cloned().unwrap_or_default());
-    let identity = Identity { certificate, ..Identity::self_signed() };
+    let identity = Identity { certificate, only_tls13: found.only_tls13, ciphers: found.ciphers.clone() };
     let config = identity.server_config(Some(&Clients { authorities, required: false }));
     let config = config.map_err(|error| failed("the server's certificate cannot be used")(error.into()))?;
     let agents = client_config(&found.store.bundle(), Some((&client.certificate, &client.key)));
@@ -255,6 +274,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn ends_of_the_mac_pools_certificates_are_read_from_its_secret() {
+        let store =
+            json!({"authorities": [{"until": 1}, {"until": 7}], "serving": {"until": 5}, "signed_by": 3});
+        let secret = json!({"data": {POOL_STORE: BASE64_STANDARD.encode(store.to_string())}});
+        let row = |name: &str, until| (name.to_owned(), until);
+        assert_eq!(pool_ends(&secret), [row("kubemacpool-ca", 7), row("kubemacpool-service", 5)]);
+        for damaged in [json!({}), json!({"data": {POOL_STORE: "?"}})] {
+            assert_eq!(pool_ends(&damaged), []);
+        }
+    }
 
     #[test]
     fn bundle_is_injected_only_where_a_service_of_ours_is_named() {

@@ -25,7 +25,6 @@ mod expand;
 mod graph;
 mod group;
 mod instance;
-mod lifetimes;
 mod machine;
 mod openapi;
 mod refused;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::component::least_tls_version;
 use serde_json::{Value, json};
 
 use super::profile::CloneStrategy;
@@ -10,6 +11,9 @@ use crate::storage::seen::{Class, map, text, texts};
 
 /// Annotation of CDIConfig with the CDI object's `cloneStrategyOverride`. Ours.
 pub const CLONE_STRATEGY: &str = "ferrovirt.io/clone-strategy-override";
+
+/// Annotation of CDIConfig with the CDI object's `workload`: the placement of worker pods, JSON. Ours.
+pub const PLACEMENT: &str = "ferrovirt.io/workload-placement";
 
 /// Annotation of CDIConfig: networks that sources of DataImportCrons may be polled at although they are link-local,
 /// loopback or Services' addresses; with commas between them. Ours.
@@ -48,6 +52,14 @@ pub struct Settings {
     pub clone_strategy: Option<CloneStrategy>,
     /// Networks that cron sources may be polled at although they are the node's or Services'.
     pub poll_networks: Vec<String>,
+    /// Placement of worker pods: `nodeSelector`, `affinity`, `tolerations`.
+    pub placement: Value,
+    /// Lowest TLS version of upload servers.
+    pub tls_version: String,
+    /// Cipher suites of TLS 1.2 that upload servers accept, by OpenSSL's names; empty for all.
+    pub tls_ciphers: Vec<String>,
+    /// Verbosity of the workers' logs, as klog counts it.
+    pub verbosity: u8,
 }
 
 /// Proxy of importers.
@@ -72,7 +84,8 @@ impl Default for Settings {
 impl From<&Value> for Settings {
     fn from(config: &Value) -> Self {
         let spec = &config["spec"];
-        let (overhead, proxy) = (&spec["filesystemOverhead"], &spec["importProxy"]);
+        let (overhead, proxy, tls) =
+            (&spec["filesystemOverhead"], &spec["importProxy"], &spec["tlsSecurityProfile"]);
         let by_class = overhead["storageClass"].as_object().into_iter().flatten();
         let gates = spec["featureGates"].as_array().map(|_| texts(&spec["featureGates"]));
         let gate = |name: &str| gates.as_ref().is_some_and(|gates| gates.iter().any(|gate| gate == name));
@@ -111,6 +124,14 @@ impl From<&Value> for Settings {
                 .map(|network| network.trim().to_owned())
                 .filter(|network| !network.is_empty())
                 .collect(),
+            placement: config["metadata"]["annotations"][PLACEMENT]
+                .as_str()
+                .and_then(|text| serde_json::from_str(text).ok())
+                .unwrap_or_default(),
+            tls_version: least_tls_version(tls["type"].as_str(), tls["custom"]["minTLSVersion"].as_str())
+                .to_owned(),
+            tls_ciphers: texts(&tls["custom"]["ciphers"]),
+            verbosity: spec["logVerbosity"].as_u64().and_then(|level| level.try_into().ok()).unwrap_or(1),
         }
     }
 }
@@ -193,7 +214,8 @@ pub fn config(cdi: &Value, app: &str) -> Value {
     adjusted(&empty, cdi).unwrap_or(empty)
 }
 
-/// CDIConfig with `spec.config` and `spec.cloneStrategyOverride` of the CDI object; `None` when it has them.
+/// CDIConfig with `spec.config`, `spec.cloneStrategyOverride` and `spec.workload` of the CDI object; `None` when it has
+/// them.
 pub fn adjusted(config: &Value, cdi: &Value) -> Option<Value> {
     let mut object = config.clone();
     let labels = map(&cdi["metadata"]["labels"]);
@@ -202,12 +224,18 @@ pub fn adjusted(config: &Value, cdi: &Value) -> Option<Value> {
     }
     let spec = &cdi["spec"]["config"];
     object["spec"] = if spec.is_null() { json!({}) } else { spec.clone() };
-    match cdi["spec"]["cloneStrategyOverride"].as_str().filter(|strategy| !strategy.is_empty()) {
-        Some(strategy) => object["metadata"]["annotations"][CLONE_STRATEGY] = json!(strategy),
-        None => {
-            let annotations = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
-            if let Some(annotations) = annotations {
-                annotations.remove(CLONE_STRATEGY);
+    let strategy = cdi["spec"]["cloneStrategyOverride"].as_str().filter(|strategy| !strategy.is_empty());
+    let placement = Some(&cdi["spec"]["workload"]).filter(|placement| placement.is_object());
+    for (annotation, value) in
+        [(CLONE_STRATEGY, strategy.map(str::to_owned)), (PLACEMENT, placement.map(ToString::to_string))]
+    {
+        match value {
+            Some(value) => object["metadata"]["annotations"][annotation] = json!(value),
+            None => {
+                let annotations = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
+                if let Some(annotations) = annotations {
+                    annotations.remove(annotation);
+                }
             }
         }
     }
@@ -266,6 +294,8 @@ mod tests {
         );
         assert_eq!(settings.resources["limits"]["memory"], "600M");
         assert!(!settings.adopts_claims);
+        let row = (settings.tls_version.as_str(), settings.tls_ciphers.len(), settings.verbosity);
+        assert_eq!(row, ("VersionTLS12", 0, 1));
     }
 
     #[test]
@@ -283,13 +313,15 @@ mod tests {
     #[test]
     fn the_oldest_cdi_object_sets_the_configuration() {
         let cdi = |name: &str, created: &str, spec: Value| json!({"metadata": {"name": name, "creationTimestamp": created}, "spec": spec});
-        let set = json!({"config": {"preallocation": true}, "cloneStrategyOverride": "copy"});
+        let set = json!({"config": {"preallocation": true}, "cloneStrategyOverride": "copy",
+            "workload": {"nodeSelector": {"a": "b"}}});
         let all = [cdi("b", "2026-01-02T00:00:00Z", json!({})), cdi("a", "2026-01-01T00:00:00Z", set)];
         let chosen = effective(&all).unwrap();
         assert_eq!((&chosen["metadata"]["name"], effective(&[])), (&json!("a"), None));
         let made = config(chosen, "app");
         let settings = Settings::from(&made);
         assert!(settings.preallocation && settings.clone_strategy == Some(CloneStrategy::Copy));
+        assert_eq!(settings.placement["nodeSelector"]["a"], "b");
         assert_eq!(adjusted(&made, chosen), None);
         let reset = adjusted(&made, &all[0]).unwrap();
         assert_eq!((&reset["spec"], &reset["metadata"]["annotations"]), (&json!({}), &json!({})));
@@ -330,7 +362,11 @@ mod tests {
             "insecureRegistries": ["reg:5000"],
             "podResourceRequirements": {"limits": {"memory": "1G"}},
             "imagePullSecrets": [{"name": "pull"}],
+            "logVerbosity": 4,
+            "tlsSecurityProfile": {"type": "Custom", "custom": {"minTLSVersion": "VersionTLS13", "ciphers": ["A"]}},
         }}));
+        let row = (settings.tls_version.as_str(), settings.tls_ciphers.join(","), settings.verbosity);
+        assert_eq!(row, ("VersionTLS13", "A".to_owned(), 4));
         assert_eq!(settings.overhead_of(Some("fast"), false), Overhead::NONE);
         assert_eq!(settings.overhead_of(Some("odd"), false), Overhead::parse("0.1").unwrap());
         assert_eq!(settings.overhead_of(None, true), Overhead::NONE);

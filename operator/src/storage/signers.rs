@@ -12,25 +12,15 @@
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cluster::Client;
+use cluster::{Client, Scope};
+use serde_json::{Value, json};
 use serve::authority::{Identity, Intervals, Profile, Step, Store};
+use serve::tls::profile_text;
 
+use super::resources::CDIS;
+use super::settings::{self, Settings};
 use crate::authority::Keeper;
-
-/// Upstream's times.
-const INTERVALS: Intervals = Intervals {
-    ca_rotate: hours(48),
-    ca_overlap: hours(24),
-    cert_rotate: hours(24),
-    cert_overlap: hours(12),
-};
-/// How long an upload server waits for its upload. A transfer that begins then has as long again until its certificate's
-/// authority leaves the bundle.
-pub const DEADLINE: Duration = hours(12);
-
-/// Upload servers read the authorities of their clients once, when they start: a new authority signs for clients when no
-/// server is left that does not know it, with six hours for a transfer that begins at the last moment.
-pub const CLIENT_LEAD: Duration = hours(18);
+use crate::lifetimes;
 
 const PROXY_SIGNER: &str = "cdi-uploadproxy-signer";
 const SERVER_SIGNER: &str = "cdi-uploadserver-signer";
@@ -43,8 +33,36 @@ const ENTRY: &str = "ca-bundle.crt";
 /// Name of an authority's only stored certificate.
 const LEAF: &str = "leaf";
 
-const fn hours(hours: u64) -> Duration {
-    Duration::from_secs(hours * 3600)
+/// When authorities and certificates are replaced.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    servers: Intervals,
+    clients: Intervals,
+}
+
+impl Times {
+    /// As the spec of a CDI object asks.
+    fn of(spec: &Value) -> Self {
+        let [servers, clients] = lifetimes::of_cdi(spec).map(|one| one.intervals);
+        Self { servers, clients }
+    }
+
+    /// How long an upload server waits for its upload.
+    fn patience(&self) -> Duration {
+        lifetimes::patience(&self.servers)
+    }
+
+    /// Upload servers read the authorities of their clients once, when they start: a new authority signs for clients when
+    /// no server is left that does not know it, with half as long for a transfer that begins at the last moment.
+    fn client_lead(&self) -> Duration {
+        self.patience() * 3 / 2
+    }
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self::of(&Value::Null)
+    }
 }
 
 /// The authorities as they are now.
@@ -53,6 +71,24 @@ struct Known {
     proxy: Store,
     servers: Store,
     clients: Store,
+    times: Times,
+}
+
+impl Known {
+    /// When each authority and stored certificate ends.
+    fn ends(&self) -> Vec<(String, u64)> {
+        let stores = [
+            (PROXY_SIGNER, PROXY_SECRET, &self.proxy),
+            (SERVER_SIGNER, "", &self.servers),
+            (CLIENT_SIGNER, PROXY_CLIENT_SECRET, &self.clients),
+        ];
+        let of = |(signer, secret, store): (&str, &str, &Store)| {
+            let authority = store.authorities.last().map(|one| (signer.to_owned(), one.until));
+            let leaf = store.leaves.get(LEAF).map(|leaf| (secret.to_owned(), leaf.identity.until));
+            authority.into_iter().chain(leaf)
+        };
+        stores.into_iter().flat_map(of).collect()
+    }
 }
 
 /// Signs certificates of transfers.
@@ -75,31 +111,58 @@ impl Signers {
     /// Those of the API server; what was known before stays in use.
     pub(super) async fn reconcile(&self, client: &Client, namespace: &str) -> cluster::Result<()> {
         let now = now();
-        let keeper = |secret, bundle, lead| Keeper {
+        let all = match client.list::<Value>(CDIS, &Scope::all()).await {
+            // The kind is not installed yet.
+            Err(error) if error.is_not_found() => Vec::new(),
+            listed => listed?,
+        };
+        let spec = settings::effective(&all).map_or(&Value::Null, |cdi| &cdi["spec"]);
+        let times = Times::of(spec);
+        let Settings { tls_version, tls_ciphers, .. } = Settings::from(&json!({"spec": spec["config"]}));
+        let profile = (api::upload::PROXY_PROFILE, profile_text(&tls_version, &tls_ciphers));
+        let keeper = |secret, bundle, intervals, lead| Keeper {
             client,
             namespace,
             secret,
             bundle,
             entry: ENTRY,
-            intervals: INTERVALS,
+            intervals,
             lead,
         };
-        let of_proxy = keeper(PROXY_SIGNER, "cdi-uploadproxy-signer-bundle", Duration::ZERO);
+        let of_proxy = keeper(PROXY_SIGNER, "cdi-uploadproxy-signer-bundle", times.servers, Duration::ZERO);
         let proxy = of_proxy.advance(&[LEAF], |_| proxy_profile(namespace), now).await?;
-        let of_clients = keeper(CLIENT_SIGNER, "cdi-uploadserver-client-signer-bundle", CLIENT_LEAD);
+        let of_clients = keeper(
+            CLIENT_SIGNER,
+            "cdi-uploadserver-client-signer-bundle",
+            times.clients,
+            times.client_lead(),
+        );
         let client_profile = |_: &str| client_profile(api::upload::PROXY_CLIENT);
         let clients = of_clients.advance(&[LEAF], client_profile, now).await?;
-        let of_servers = keeper(SERVER_SIGNER, "cdi-uploadserver-signer-bundle", Duration::ZERO);
+        let of_servers =
+            keeper(SERVER_SIGNER, "cdi-uploadserver-signer-bundle", times.servers, Duration::ZERO);
         let servers = of_servers.advance(&[], |_| server_profile(""), now).await?;
-        for (keeper, store, secret) in
-            [(&of_proxy, &proxy, PROXY_SECRET), (&of_clients, &clients, PROXY_CLIENT_SECRET)]
-        {
+        for (keeper, store, secret, further) in [
+            (&of_proxy, &proxy, PROXY_SECRET, &[profile][..]),
+            (&of_clients, &clients, PROXY_CLIENT_SECRET, &[]),
+        ] {
             if let Some(leaf) = store.leaves.get(LEAF) {
-                keeper.deliver(secret, &leaf.identity).await?;
+                keeper.deliver(secret, &leaf.identity, further).await?;
             }
         }
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Known { proxy, servers, clients };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Known { proxy, servers, clients, times };
         Ok(())
+    }
+
+    /// When each authority and stored certificate ends: name, and seconds since 1970.
+    pub(super) fn ends(&self) -> Vec<(String, u64)> {
+        self.known().ends()
+    }
+
+    /// How long an upload server waits for its upload. A transfer that begins then has as long again until its
+    /// certificate's authority leaves the bundle.
+    pub fn patience(&self) -> Duration {
+        self.known().times.patience()
     }
 
     fn known(&self) -> Known {
@@ -117,7 +180,8 @@ impl Signers {
     /// When no authority is known yet.
     pub fn server(&self, host: &str) -> cluster::Result<Issued> {
         let known = self.known();
-        let identity = issue(&known.servers, SERVER_SIGNER, Duration::ZERO, &server_profile(host), now())?;
+        let (times, profile) = (known.times, server_profile(host));
+        let identity = issue(&known.servers, SERVER_SIGNER, times.servers, Duration::ZERO, &profile, now())?;
         Ok(Issued { identity, trusted: known.clients.bundle() })
     }
 
@@ -127,7 +191,9 @@ impl Signers {
     /// When no authority is known yet.
     pub fn client(&self, name: &str) -> cluster::Result<Issued> {
         let known = self.known();
-        let identity = issue(&known.clients, CLIENT_SIGNER, CLIENT_LEAD, &client_profile(name), now())?;
+        let (times, profile) = (known.times, client_profile(name));
+        let identity =
+            issue(&known.clients, CLIENT_SIGNER, times.clients, times.client_lead(), &profile, now())?;
         Ok(Issued { identity, trusted: known.servers.bundle() })
     }
 }
@@ -141,6 +207,7 @@ pub fn now() -> u64 {
 fn issue(
     store: &Store,
     authority: &str,
+    intervals: Intervals,
     lead: Duration,
     profile: &Profile,
     now: u64,
@@ -153,11 +220,11 @@ fn issue(
     let mut fresh = Store { authorities: store.authorities.clone(), ..Store::default() };
     // An authority that is due for its successor signs until the successor is published.
     let newest = fresh.authorities.last().ok_or_else(unknown)?.from;
-    let at = now.clamp(newest, newest.saturating_add(INTERVALS.ca_rotate.as_secs().saturating_sub(1)));
-    let Some(step @ Step::Sign(..)) = fresh.plan_late([NAME], INTERVALS, lead, at) else {
+    let at = now.clamp(newest, newest.saturating_add(intervals.ca_rotate.as_secs().saturating_sub(1)));
+    let Some(step @ Step::Sign(..)) = fresh.plan_late([NAME], intervals, lead, at) else {
         return Err(unknown());
     };
-    fresh = fresh.apply(&step, authority, profile, INTERVALS, now).map_err(|error| {
+    fresh = fresh.apply(&step, authority, profile, intervals, now).map_err(|error| {
         let text = format!("cannot sign; delete the Secret {authority} to begin again");
         cluster::Error::caused(cluster::Kind::Input, text, error)
     })?;
@@ -191,15 +258,19 @@ fn client_profile(name: &str) -> Profile {
 mod tests {
     use super::*;
 
+    fn times() -> Times {
+        Times::default()
+    }
+
     fn with_authority(store: &Store, name: &str, now: u64) -> Store {
-        store.apply(&Step::Authority, name, &server_profile(""), INTERVALS, now).unwrap()
+        store.apply(&Step::Authority, name, &server_profile(""), times().servers, now).unwrap()
     }
 
     #[test]
     fn certificates_are_signed_by_an_authority_that_peers_know() {
         let signers = Signers::default();
         assert!(signers.server("a.b.svc").is_err(), "there is no authority yet");
-        let (old, now) = (now() - 48 * 3600, now());
+        let (old, now) = (now() - 24 * 3600, now());
         let servers = with_authority(&Store::default(), SERVER_SIGNER, old);
         let clients = with_authority(&Store::default(), CLIENT_SIGNER, now);
         *signers.0.write().unwrap() =
@@ -212,10 +283,11 @@ mod tests {
         let both = with_authority(&servers, SERVER_SIGNER, now);
         let by = |store: &Store| {
             let profile = server_profile("x");
-            let identity = issue(store, SERVER_SIGNER, Duration::ZERO, &profile, now).unwrap();
+            let identity =
+                issue(store, SERVER_SIGNER, times().servers, Duration::ZERO, &profile, now).unwrap();
             let mut fresh = Store { authorities: store.authorities.clone(), ..Store::default() };
-            let step = fresh.plan(["x"], INTERVALS, now).unwrap();
-            fresh = fresh.apply(&step, SERVER_SIGNER, &profile, INTERVALS, now).unwrap();
+            let step = fresh.plan(["x"], times().servers, now).unwrap();
+            fresh = fresh.apply(&step, SERVER_SIGNER, &profile, times().servers, now).unwrap();
             assert_eq!(identity.from, fresh.leaves["x"].identity.from);
             fresh.leaves["x"].signed_by
         };
@@ -225,24 +297,54 @@ mod tests {
     #[test]
     fn a_new_authority_signs_for_clients_when_no_server_is_left_that_does_not_know_it() {
         let now = now();
+        let (clients, lead) = (times().clients, times().client_lead());
         let signs = |age: u64| {
-            let (old, new) = (now - age - 48 * 3600, now - age);
+            let (old, new) = (now - age - 24 * 3600, now - age);
             let first = with_authority(&Store::default(), CLIENT_SIGNER, old);
             let second = with_authority(&first, CLIENT_SIGNER, new);
-            let issued = issue(&second, CLIENT_SIGNER, CLIENT_LEAD, &client_profile("proxy"), now)
+            let issued = issue(&second, CLIENT_SIGNER, clients, lead, &client_profile("proxy"), now)
                 .unwrap()
                 .certificate;
-            let step = second.plan_late([LEAF], INTERVALS, CLIENT_LEAD, now).unwrap();
+            let step = second.plan_late([LEAF], clients, lead, now).unwrap();
             assert!(issued.contains("BEGIN CERTIFICATE"));
             match step {
                 Step::Sign(_, signer) => signer,
                 other @ (Step::Authority | Step::Forget) => panic!("{other:?}"),
             }
         };
-        let deadline = DEADLINE.as_secs();
+        let deadline = times().patience().as_secs();
         assert_eq!((signs(600), signs(deadline)), (0, 0), "the older one: servers of before it still wait");
-        assert_eq!(signs(CLIENT_LEAD.as_secs()), 1);
-        assert!(CLIENT_LEAD < INTERVALS.ca_overlap);
+        assert_eq!(signs(lead.as_secs()), 1);
+        assert!(lead < clients.ca_overlap);
+    }
+
+    #[test]
+    fn ends_are_those_of_authorities_and_stored_certificates() {
+        let now = now();
+        let proxy = with_authority(&Store::default(), PROXY_SIGNER, now);
+        let step = Step::Sign(LEAF.to_owned(), 0);
+        let proxy = proxy.apply(&step, PROXY_SIGNER, &proxy_profile("ns"), times().servers, now).unwrap();
+        let ends = Known { proxy, ..Known::default() }.ends();
+        let hours = |until: u64| (until - now) / 3600;
+        let ends: Vec<(&str, u64)> =
+            ends.iter().map(|(name, until)| (name.as_str(), hours(*until))).collect();
+        assert_eq!(ends, [("cdi-uploadproxy-signer", 48), ("cdi-uploadproxy-server-cert", 24)]);
+    }
+
+    #[test]
+    fn certificates_last_as_the_cdi_object_asks() {
+        let leaf = json!({"duration": "2h", "renewBefore": "1h"});
+        let times = Times::of(
+            &json!({"certConfig": {"ca": {"duration": "8h", "renewBefore": "4h"}, "server": leaf}}),
+        );
+        let now = now();
+        let store = Store::default();
+        let store =
+            store.apply(&Step::Authority, SERVER_SIGNER, &server_profile(""), times.servers, now).unwrap();
+        let made =
+            issue(&store, SERVER_SIGNER, times.servers, Duration::ZERO, &server_profile("a"), now).unwrap();
+        assert_eq!((store.authorities[0].until - now, made.until - now), (8 * 3600, 2 * 3600));
+        assert_eq!(times.patience(), Duration::from_secs(3600));
     }
 
     #[test]

@@ -55,6 +55,13 @@ pub(crate) struct Serve {
         default_value = "/var/run/certs/cdi-uploadproxy-server-cert/tls.key"
     )]
     pub(crate) server_key_file: PathBuf,
+    /// Lowest TLS version, then cipher suites, one in a line; VersionTLS12 and all suites where the file is missing.
+    #[arg(
+        long,
+        env = "TLS_PROFILE_FILE",
+        default_value = "/var/run/certs/cdi-uploadproxy-server-cert/tls.profile"
+    )]
+    pub(crate) tls_profile_file: PathBuf,
     /// The proxy's client certificate for upload servers, PEM.
     #[arg(
         long,

@@ -19,6 +19,8 @@ use crate::token_keys::Origin;
 pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) identity: Identity,
+    /// File with the TLS profile of the server.
+    pub(crate) profile: PathBuf,
     pub(crate) reach: Reach,
     /// ConfigMap with the authorities of upload servers.
     pub(crate) bundle: String,
@@ -42,6 +44,7 @@ impl Config {
             server,
             server_cert_file,
             server_key_file,
+            tls_profile_file,
             upload_client_cert_file,
             upload_client_key_file,
             upload_server_ca_bundle_config_map,
@@ -66,6 +69,7 @@ impl Config {
                 only_tls13: false,
                 ciphers: Vec::new(),
             },
+            profile: tls_profile_file,
             reach: Reach { kubeconfig, server },
             bundle: upload_server_ca_bundle_config_map,
             own: Own {

@@ -74,7 +74,8 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
         }
         None => None,
     };
-    let tls: Arc<dyn Current> = Reloading::new(config.identity, None, false).map_err(unusable)?;
+    let tls: Arc<dyn Current> =
+        Reloading::with_profile(config.identity, None, false, Some(config.profile)).map_err(unusable)?;
     let downloads = match config.downloads {
         Some((address, folders)) => Some((listen(address)?, folders)),
         None => None,

@@ -7,7 +7,9 @@ use api::resource::Condition;
 
 use super::check;
 use crate::install::macpool::{DEPLOYMENT, SERVICE};
+use crate::platform::hyperconverged::render::Child;
 use crate::platform::plan::Component;
+use crate::platform::without;
 
 /// DaemonSet of the node agent, which has the parts of Multus and of the bridge plugin.
 pub const AGENT: &str = "virt-handler";
@@ -120,12 +122,17 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
             unchanged.map_or_else(|| Some((*now).to_owned()), |one| one.last_heartbeat_time.clone());
         new
     };
+    let mut conditions = vec![
+        condition("Available", available),
+        condition("Progressing", progressing),
+        condition("Degraded", degraded),
+    ];
+    let settings = serde_json::to_value(spec).unwrap_or_default();
+    if let Some((kind, reason, text)) = without::note(Child::Network, &settings) {
+        conditions.push(condition(kind, ("True", reason, text)));
+    }
     NetworkAddonsStatus {
-        conditions: vec![
-            condition("Available", available),
-            condition("Progressing", progressing),
-            condition("Degraded", degraded),
-        ],
+        conditions,
         containers: needed
             .iter()
             .flat_map(|one| {
@@ -226,6 +233,13 @@ mod tests {
                 &ready[..],
                 None,
                 "Available=True, Progressing=False, Degraded=True InvalidConfiguration",
+            ),
+            (
+                json!({"placementConfiguration": {"workloads": {"nodeSelector": {"a": "b"}}}}),
+                &[][..],
+                None,
+                "Available=True, Progressing=False, Degraded=False, \
+                 ferrovirt.io/SettingsWithoutEffect=True NotImplemented",
             ),
             (
                 everything.clone(),

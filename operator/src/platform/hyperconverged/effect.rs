@@ -32,9 +32,20 @@ pub const WITHOUT: [(&str, &str); 15] = [
     ("virtualization.tuningPolicy", "\"annotation\""),
 ];
 
-/// Gates without an effect.
-const GATES: [&str; 3] =
-    ["deployKubeSecondaryDNS", "deployObservabilityController", "enableMultiArchBootImageImport"];
+/// Gates without an effect: nothing reads them, or what they switch on does not exist.
+const GATES: [&str; 11] = [
+    "alignCPUs",
+    "containerPathVolumes",
+    "decentralizedLiveMigration",
+    "deployKubeSecondaryDNS",
+    "deployObservabilityController",
+    "downwardMetrics",
+    "enableMultiArchBootImageImport",
+    "incrementalBackup",
+    "objectGraph",
+    "persistentReservation",
+    "template",
+];
 
 /// The settings of an object that have no effect and ask for one, by path.
 pub fn ignored(owner: &HyperConverged) -> Vec<String> {

@@ -285,12 +285,8 @@ fn mediated(settings: &MediatedDevices, off: bool) -> Value {
 /// KubeVirt knows a lowest version and ciphers, not profiles.
 fn tls(input: &Input<'_>) -> Value {
     let profile = input.tls_profile();
-    let version = match profile["type"].as_str() {
-        Some("Old") => "VersionTLS10",
-        Some("Modern") => "VersionTLS13",
-        Some("Custom") => profile["custom"]["minTLSVersion"].as_str().unwrap_or("VersionTLS12"),
-        _ => "VersionTLS12",
-    };
+    let custom = profile["custom"]["minTLSVersion"].as_str();
+    let version = api::component::least_tls_version(profile["type"].as_str(), custom);
     let named = profile["custom"]["ciphers"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let ciphers: Vec<&str> =
         named.filter_map(|name| CIPHERS.iter().find(|one| one.0 == name).map(|one| one.1)).collect();

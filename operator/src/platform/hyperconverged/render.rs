@@ -94,12 +94,7 @@ pub fn child(
     facts: &Facts,
 ) -> Result<Value, (&'static str, PatchError)> {
     let input = Input::new(owner, facts);
-    let spec = match child {
-        Child::KubeVirt => kubevirt::spec(&input),
-        Child::Cdi => cdi::spec(&input),
-        Child::Network => network::spec(&input),
-        Child::Ssp => ssp::spec(&input),
-    };
+    let spec = spec(child, &input);
     let mut object = json!({
         "apiVersion": child.api_version(),
         "kind": child.kind(),
@@ -135,6 +130,27 @@ pub fn child(
         patch::apply(&mut object, text).map_err(|error| (child.annotation(), error))?;
     }
     Ok(object)
+}
+
+fn spec(child: Child, input: &Input<'_>) -> Value {
+    match child {
+        Child::KubeVirt => kubevirt::spec(input),
+        Child::Cdi => cdi::spec(input),
+        Child::Network => network::spec(input),
+        Child::Ssp => ssp::spec(input),
+    }
+}
+
+/// Specs of the children of an empty object, in every cluster that decides one of their settings.
+pub(in crate::platform) fn usual() -> Vec<(Child, Value)> {
+    let owner = HyperConverged::default();
+    let mut all = Vec::new();
+    for (workers, emulation) in [(1, false), (1, true), (2, false), (2, true)] {
+        let facts = Facts { workers, emulation, ..Facts::default() };
+        let specs = Child::ALL.map(|one| (one, spec(one, &Input::new(&owner, &facts))));
+        all.extend(specs);
+    }
+    all
 }
 
 /// Objects for Prometheus.

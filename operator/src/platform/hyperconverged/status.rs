@@ -13,6 +13,7 @@ use super::effect;
 use super::patch;
 use super::read::Facts;
 use super::render::Child;
+use crate::platform::{status, without};
 
 /// A child, as it was last seen.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,12 +152,24 @@ fn conditions(
         let text = "Unsupported feature was activated via an HCO annotation".to_owned();
         all.push(("TaintedConfiguration", true, "UnsupportedFeatureAnnotation".to_owned(), text));
     }
-    let ignored = effect::ignored(owner);
-    if !ignored.is_empty() {
-        let text = format!("these settings have no effect: {}", ignored.join(", "));
-        all.push(("ferrovirt.io/SettingsWithoutEffect", true, "NotImplemented".to_owned(), text));
-    }
+    all.extend(settings(owner, children));
     all
+}
+
+/// Conditions of settings: those of the object itself, and those that its children report of what they got from it.
+fn settings(owner: &HyperConverged, children: &[ChildState]) -> impl Iterator<Item = Fact> {
+    let ignored = effect::ignored(owner);
+    let own = (!ignored.is_empty()).then(|| format!("these settings have no effect: {}", ignored.join(", ")));
+    let mut facts = [(without::CONDITION, without::REASON, own), (status::RAISED, status::TOO_SHORT, None)];
+    for (kind, _, text) in &mut facts {
+        let reported = children.iter().filter(|one| of(one, kind) == Some(true)).filter_map(|one| {
+            let message = condition(one, kind)?["message"].as_str()?;
+            Some(format!("{}: {message}", one.child.kind()))
+        });
+        let all: Vec<String> = text.take().into_iter().chain(reported).collect();
+        *text = (!all.is_empty()).then(|| all.join("; "));
+    }
+    facts.into_iter().filter_map(|(kind, reason, text)| Some((kind, true, reason.to_owned(), text?)))
 }
 
 fn health(conditions: &[Condition]) -> &'static str {

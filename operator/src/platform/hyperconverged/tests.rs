@@ -9,6 +9,7 @@ use super::read::{Facts, NodeSeen};
 use super::render::{Child, child};
 use super::status::{ChildState, Situation, status};
 use super::{check, effect, patch};
+use crate::platform::without;
 
 fn facts() -> Facts {
     let node = NodeSeen { schedulable: true, control_plane: true, architecture: "amd64".to_owned() };
@@ -98,6 +99,19 @@ fn leaves<'a>(
     }
 }
 
+/// Paths of all fields that are no objects with fields.
+fn fields(value: &Value, path: &str, found: &mut Vec<String>) {
+    match value.as_object().filter(|fields| !fields.is_empty()) {
+        Some(object) => {
+            for (name, field) in object {
+                let dot = if path.is_empty() { "" } else { "." };
+                fields(field, &format!("{path}{dot}{name}"), found);
+            }
+        }
+        None => found.push(path.to_owned()),
+    }
+}
+
 #[test]
 fn every_setting_changes_a_child_or_is_listed_as_without_effect() {
     let schema = api::schema::of::<HyperConverged>()["properties"]["spec"].clone();
@@ -130,6 +144,29 @@ fn every_setting_changes_a_child_or_is_listed_as_without_effect() {
         }
     }
     assert!(silent.is_empty(), "settings without effect that are not listed: {silent:#?}");
+    // What reaches a child is read there, or the child names it.
+    let mut unread = Vec::new();
+    for one in Child::ALL {
+        let spec = child(one, &with(&base), &facts()).unwrap()["spec"].clone();
+        let Some((_, read)) = without::READ.iter().find(|(kind, _)| *kind == one.kind()) else { continue };
+        let named = without::effect(one, &spec);
+        let paths: Vec<&str> = named.iter().filter_map(|path| path.strip_prefix("spec.")).collect();
+        let mut set = Vec::new();
+        fields(&spec, "", &mut set);
+        let usual: Vec<Value> = super::render::usual()
+            .into_iter()
+            .filter(|(usual, _)| *usual == one)
+            .map(|(_, spec)| spec)
+            .collect();
+        let is_usual = |path: &str| {
+            let at = |spec: &Value| path.split('.').fold(spec.clone(), |value, step| value[step].clone());
+            usual.iter().any(|usual| at(usual) == at(&spec))
+        };
+        let silent =
+            |path: &&String| !without::below(read, path) && !without::below(&paths, path) && !is_usual(path);
+        unread.extend(set.iter().filter(silent).map(|path| format!("{} {path}", one.kind())));
+    }
+    assert!(unread.is_empty(), "neither read nor named by the child: {unread:#?}");
     let reported = effect::ignored(&with(&base));
     for (path, _) in effect::WITHOUT.iter().filter(|(_, default)| *default == "null") {
         assert!(reported.contains(&format!("spec.{path}")), "{path} is not reported: {reported:?}");
@@ -738,4 +775,33 @@ fn patches_taint_and_settings_without_effect_are_named() {
         "{message}"
     );
     assert_eq!(rendered(&owner)[0]["configuration"]["cpuModel"], "Haswell");
+}
+
+#[test]
+fn conditions_of_the_children_about_settings_are_repeated() {
+    let owner = read(json!({"storage": {"scratchSpaceStorageClass": "fast"}}));
+    let mut children = Child::ALL.map(|one| child_state(one, true, false, false));
+    for (state, kind, message) in [
+        (0, without::CONDITION, "these settings have no effect: spec.imageTag"),
+        (1, without::CONDITION, "these settings have no effect: spec.priorityClass"),
+        (1, crate::platform::status::RAISED, "raised"),
+    ] {
+        let conditions =
+            children[state].object.as_mut().unwrap()["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": kind, "status": "True", "message": message}));
+    }
+    let (texts, status) = folded(&owner, &children);
+    assert_eq!(
+        texts[5..],
+        [
+            "ferrovirt.io/SettingsWithoutEffect=True/NotImplemented",
+            "ferrovirt.io/CertificateLifetimeRaised=True/TooShort"
+        ]
+    );
+    assert_eq!(
+        status.conditions[5].message,
+        "these settings have no effect: spec.storage.scratchSpaceStorageClass; KubeVirt: these settings have no \
+         effect: spec.imageTag; CDI: these settings have no effect: spec.priorityClass"
+    );
+    assert_eq!(status.conditions[6].message, "CDI: raised");
 }

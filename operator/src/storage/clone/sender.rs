@@ -96,7 +96,7 @@ pub fn pod(sender: &Sender<'_>, trusted: &str) -> Value {
             "name": names::CLONE_SOURCE_POD,
             "image": images.clone_source,
             "imagePullPolicy": images.pull_policy,
-            "args": ["-v=1"],
+            "args": [pod::verbosity(settings)],
             "env": variables,
             "ports": [{"name": "metrics", "containerPort": api::names::METRICS_PORT, "protocol": "TCP"}],
             "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -26,7 +26,6 @@ use crate::storage::seen::claim::Phase;
 use crate::storage::seen::worker::{Hindrance, Worker};
 use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, Volume};
 use crate::storage::settings::Settings;
-use crate::storage::signers;
 use crate::storage::worker::importer;
 use crate::storage::worker::upload::{self, Upload};
 
@@ -477,7 +476,7 @@ impl Controller {
         }
         let issued = self.signers.server(&upload::host(written))?;
         self.applier.apply(&Action::Create(upload::secret(written, &service.uid, &issued))).await?;
-        let deadline = time::text(time::now().saturating_add(signers::DEADLINE.as_secs()));
+        let deadline = time::text(time::now().saturating_add(self.signers.patience().as_secs()));
         let pod = upload::pod(upload, &service.uid, &deadline);
         self.applier.apply(&Action::Create(pod)).await?;
         Ok(())

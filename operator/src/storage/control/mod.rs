@@ -59,6 +59,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 const RECHECK: Duration = Duration::from_secs(60);
 /// Between two looks at certificates and signing keys.
 const CERTIFICATES: Duration = Duration::from_secs(10);
+/// Name under which their ends are shown.
+const CERTIFICATES_OF: &str = "cdi";
 /// Pause before a missing prerequisite is looked for again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -130,22 +132,26 @@ pub struct Setup {
 /// Runs the storage controllers until `stop` is ready.
 pub async fn run(client: Client, events: Events, setup: Setup, stop: impl Future<Output = ()>) {
     let signers = Arc::new(Signers::default());
-    let certificates = keep(&client, &setup.namespace, &signers);
+    let certificates = keep(&client, &setup, &signers);
     let controllers = control(client.clone(), events, setup.clone(), Arc::clone(&signers), stop);
     tokio::select! {
         () = controllers => {}
         () = certificates => {}
     }
+    // Another replica shows them.
+    setup.health.set_ends(CERTIFICATES_OF, Vec::new());
 }
 
 /// Keeps certificates and signing keys of transfers good.
-async fn keep(client: &Client, namespace: &str, signers: &Signers) {
+async fn keep(client: &Client, setup: &Setup, signers: &Signers) {
+    let namespace = setup.namespace.as_str();
     loop {
-        if let Err(error) = signers.reconcile(client, namespace).await {
-            tracing::warn!(
+        match signers.reconcile(client, namespace).await {
+            Ok(()) => setup.health.set_ends(CERTIFICATES_OF, signers.ends()),
+            Err(error) => tracing::warn!(
                 error = error.chain(),
                 "cannot write the certificates of transfers to their Secrets; retrying"
-            );
+            ),
         }
         if let Err(error) = keys::keep(client, namespace, signers::now()).await {
             tracing::warn!(

@@ -8,7 +8,7 @@
 use api::import::{Content, Job, PullMethod, SourceKind, node};
 use serde_json::{Value, json};
 
-use super::pod::{Images, annotations, complete, environment, resources, restricted, target};
+use super::pod::{Images, annotations, complete, environment, resources, restricted, target, verbosity};
 use crate::storage::cron::seen::Cron;
 use crate::storage::names;
 use crate::storage::populate::task::Task;
@@ -187,7 +187,7 @@ pub fn poll(cron: &Cron, settings: &Settings, images: &Images, proxy: &str) -> O
             "name": "importer",
             "image": images.importer,
             "imagePullPolicy": images.pull_policy,
-            "args": ["inspect", "-v=1"],
+            "args": ["inspect", verbosity(settings)],
             "env": variables,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "resources": resources(settings),
@@ -232,7 +232,7 @@ fn assemble(import: &Import<'_>, job: &Job, parts: Parts, owner: &Value, images:
             "name": "importer",
             "image": images.importer,
             "imagePullPolicy": images.pull_policy,
-            "args": ["-v=1"],
+            "args": [verbosity(settings)],
             "env": variables,
             "ports": [{"name": "metrics", "containerPort": api::names::METRICS_PORT, "protocol": "TCP"}],
             "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -256,7 +256,7 @@ fn assemble(import: &Import<'_>, job: &Job, parts: Parts, owner: &Value, images:
         spec["imagePullSecrets"] = Value::Array(logins);
     }
     if !parts.architecture.is_empty() {
-        spec["nodeSelector"] = json!({"kubernetes.io/arch": parts.architecture});
+        spec["nodeSelector"]["kubernetes.io/arch"] = json!(parts.architecture);
     }
     json!({
         "apiVersion": "v1",

@@ -79,12 +79,23 @@ pub(in crate::storage) fn complete(spec: &mut Value, claim: &Claim, settings: &S
             spec[field] = json!(value);
         }
     }
+    for field in ["nodeSelector", "affinity", "tolerations"] {
+        let value = &settings.placement[field];
+        if !value.is_null() {
+            spec[field] = value.clone();
+        }
+    }
     // A worker never talks to the cluster; an account is for its image pull secrets.
     spec["automountServiceAccountToken"] = json!(false);
     if !settings.pull_secrets.is_empty() {
         let secrets: Vec<Value> = settings.pull_secrets.iter().map(|name| json!({"name": name})).collect();
         spec["imagePullSecrets"] = Value::Array(secrets);
     }
+}
+
+/// The argument that sets the verbosity of a worker's log.
+pub(in crate::storage) fn verbosity(settings: &Settings) -> String {
+    format!("-v={}", settings.verbosity)
 }
 
 /// The resources of a worker: limits never below requests.
@@ -100,4 +111,24 @@ pub(in crate::storage) fn resources(settings: &Settings) -> Value {
         }
     }
     resources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_placed_as_the_settings_say() {
+        let mut spec = json!({});
+        let placement = json!({"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}}});
+        let settings = Settings { placement: placement.clone(), ..Settings::default() };
+        complete(&mut spec, &Claim::default(), &settings);
+        for field in ["nodeSelector", "affinity", "tolerations"] {
+            assert_eq!(spec[field], placement[field]);
+        }
+        let mut spec = json!({});
+        complete(&mut spec, &Claim::default(), &Settings::default());
+        assert!(spec.get("nodeSelector").is_none() && spec.get("tolerations").is_none(), "{spec}");
+    }
 }

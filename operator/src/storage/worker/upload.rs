@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-use super::pod::{Images, annotations, complete, environment, resources, restricted, target};
+use super::pod::{Images, annotations, complete, environment, resources, restricted, target, verbosity};
 use crate::storage::names;
 use crate::storage::seen::Claim;
 use crate::storage::settings::Settings;
@@ -112,7 +112,8 @@ pub fn pod(upload: &Upload<'_>, service_uid: &str, deadline: &str) -> Value {
         destination: if written.block { api::names::BLOCK_DEVICE.to_owned() } else { String::new() },
         deadline: deadline.to_owned(),
         owner_uid: upload.owner_uid.to_owned(),
-        tls_min_version: "VersionTLS12".to_owned(),
+        tls_ciphers: settings.tls_ciphers.join(","),
+        tls_min_version: settings.tls_version.clone(),
         ..Server::default()
     };
     let (volume, mut mounts, devices) = target(written);
@@ -125,7 +126,7 @@ pub fn pod(upload: &Upload<'_>, service_uid: &str, deadline: &str) -> Value {
             "name": names::UPLOAD_SERVER,
             "image": images.uploadserver,
             "imagePullPolicy": images.pull_policy,
-            "args": ["-v=1"],
+            "args": [verbosity(settings)],
             "env": environment(server.to_env()),
             "ports": [{"name": "https", "containerPort": api::names::UPLOAD_PORT, "protocol": "TCP"}],
             "readinessProbe": {
@@ -171,7 +172,13 @@ mod tests {
             "spec": {"volumeMode": "Block", "resources": {"requests": {"storage": "1Gi"}}},
         }));
         let owner = json!({"uid": "p"});
-        let (settings, images) = (Settings::default(), Images::default());
+        let settings = Settings {
+            tls_version: "VersionTLS13".to_owned(),
+            tls_ciphers: vec!["A".to_owned(), "B".to_owned()],
+            verbosity: 3,
+            ..Settings::default()
+        };
+        let images = Images::default();
         let made = pod(
             &Upload {
                 target: &claim,
@@ -192,6 +199,8 @@ mod tests {
             variables.map(|one| (one["name"].as_str().unwrap(), one["value"].as_str().unwrap())),
         )
         .unwrap();
+        assert_eq!((read.tls_min_version.as_str(), read.tls_ciphers.as_str()), ("VersionTLS13", "A,B"));
+        assert_eq!(container["args"], json!(["-v=3"]));
         assert_eq!(read.client_name, "client.upload-server.cdi.kubevirt.io");
         assert_eq!((read.image_size, read.filesystem_overhead), (Some(1 << 30), 0.0));
         assert_eq!(read.destination, "/dev/cdi-block-volume");
