@@ -114,7 +114,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// Puts a certificate, and further entries, into a Secret that pods mount; what is there is not written.
+    /// Puts a certificate, and further entries, into a Secret that pods mount; equal entries are not written.
     ///
     /// # Errors
     /// Those of the API server.

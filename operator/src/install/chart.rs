@@ -389,7 +389,7 @@ mod tests {
             compared += 1;
         }
         assert!(compared > 60, "{compared}");
-        // Whatever only the choice adds is conditional.
+        // Objects that only the choice adds are conditional.
         let usual = manifests(&Settings { sidecars: false, ..settings.clone() }).len();
         let conditional = all.iter().filter(|one| one.1.starts_with("{{- if .Values.sidecars }}")).count();
         assert_eq!((manifests(&settings).len() - usual, conditional), (4, 4));

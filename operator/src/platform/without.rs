@@ -18,7 +18,7 @@ pub(super) const REASON: &str = "NotImplemented";
 const MESSAGE: &str = "these settings have no effect: ";
 
 /// Settings by path; a path stands for everything below it. Patches and flags are of upstream's components, which one
-/// operator replaces; its pods and the node agent's are placed by the manifests, their number follows that of the nodes.
+/// operator replaces; the manifests place its pods and the node agent's, and their number follows that of the nodes.
 const fn paths(child: Child) -> &'static [&'static str] {
     match child {
         Child::KubeVirt => &[
@@ -175,7 +175,7 @@ fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Array(list) => list.is_empty(),
-        // What is not there need not be switched off.
+        // A feature that does not exist need not be switched off.
         Value::Object(fields) => {
             fields.get("enabled") == Some(&Value::Bool(false)) || fields.values().all(is_empty)
         }

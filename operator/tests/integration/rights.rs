@@ -1,5 +1,5 @@
-//! Rights of the operator beside those that upstream's documentation lists for the operator and controller of CDI, cluster-wide
-//! and in their namespace: upper bounds for what storage needs. Rights beyond have a reason.
+//! Rights of the operator, compared with those that upstream's documentation lists for CDI's operator and controller,
+//! cluster-wide and in their namespace: upper bounds for the needs of storage. Rights beyond have a reason.
 //!
 //! Not here: whether a right is used (`e2e/tests/integration/grants.rs`).
 
@@ -81,14 +81,14 @@ const BEYOND: [(&str, &str, &str, &str); 32] = [
     ("hostpathprovisioner.kubevirt.io", "*", "*", "the operator of hostpath-provisioner"),
     ("", "events", "list patch", "events of provisioners about claims; an event that comes again is counted"),
     ("", "nodes", "get list watch patch", "placement, silent nodes and their mark"),
-    ("", "persistentvolumeclaims/status", "patch", "a condition of claims whose node is gone"),
+    ("", "persistentvolumeclaims/status", "patch", "a condition of claims on a node that is gone"),
     (
         "",
         "persistentvolumes",
         "delete",
         "volumes of a node that is gone, when an administrator gives them up",
     ),
-    ("", "secrets", "delete", "certificates of upload servers whose claims are gone"),
+    ("", "secrets", "delete", "certificates of upload servers of claims that are gone"),
     ("apps", "controllerrevisions", "get create", "revisions of instance types"),
     ("apps", "daemonsets", "get list watch create delete patch", "the node agent and the CSI driver"),
     ("apps", "deployments", "list watch", "whether another snapshot controller runs"),

@@ -37,7 +37,7 @@ struct Known {
     digest: String,
     /// When a kind was found missing.
     absent: Option<Instant>,
-    /// What was written.
+    /// The objects that were written.
     written: Vec<RelatedObject>,
 }
 

@@ -15,7 +15,7 @@ use crate::install::RELATED;
 /// Time until they are read again.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// When they were read last, and what was found.
+/// When they were read last, and those that were found.
 type Known = Option<(Instant, Vec<RelatedObject>)>;
 
 /// Reads them.

@@ -99,6 +99,18 @@ fn leaves<'a>(
     }
 }
 
+/// Sets every field `enabled`.
+fn switch_on(value: &mut Value) {
+    let Some(fields) = value.as_object_mut() else { return };
+    for (name, field) in fields {
+        if name == "enabled" {
+            *field = json!(true);
+        } else {
+            switch_on(field);
+        }
+    }
+}
+
 /// Paths of all fields that are no objects with fields.
 fn fields(value: &Value, path: &str, found: &mut Vec<String>) {
     match value.as_object().filter(|fields| !fields.is_empty()) {
@@ -144,10 +156,12 @@ fn every_setting_changes_a_child_or_is_listed_as_without_effect() {
         }
     }
     assert!(silent.is_empty(), "settings without effect that are not listed: {silent:#?}");
-    // What reaches a child is read there, or the child names it.
+    // A setting that reaches a child is read there, or the child names it; one that is switched off asks for nothing.
+    let mut on = base.clone();
+    switch_on(&mut on);
     let mut unread = Vec::new();
     for one in Child::ALL {
-        let spec = child(one, &with(&base), &facts()).unwrap()["spec"].clone();
+        let spec = child(one, &with(&on), &facts()).unwrap()["spec"].clone();
         let Some((_, read)) = without::READ.iter().find(|(kind, _)| *kind == one.kind()) else { continue };
         let named = without::effect(one, &spec);
         let paths: Vec<&str> = named.iter().filter_map(|path| path.strip_prefix("spec.")).collect();
