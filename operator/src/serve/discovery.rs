@@ -29,8 +29,11 @@ pub(super) fn served() -> Vec<Served> {
         .map(|verb| one(format!("virtualmachineinstances/{}", verb.name), verb.stream || verb.read));
     let forwards =
         ["virtualmachines", "virtualmachineinstances"].map(|kind| one(format!("{kind}/portforward"), true));
-    let plain = ["version", "guestfs", "healthz"]
-        .map(|name| Served { name: name.to_owned(), read: true, namespaced: false });
+    let plain = ["version", "guestfs", "healthz"].map(|name| Served {
+        name: name.to_owned(),
+        read: true,
+        namespaced: false,
+    });
     let volumes = volume::TARGETS
         .into_iter()
         .flat_map(|target| volume::VERBS.map(|(_, path)| one(format!("{}/{path}", target.plural()), false)));
@@ -54,9 +57,7 @@ pub(super) fn served() -> Vec<Served> {
 }
 
 fn resources(served: &[Served], version: &str) -> Value {
-    let one = |one: &Served| {
-        json!({"name": one.name, "singularName": "", "namespaced": one.namespaced, "kind": "", "verbs": [one.verb()]})
-    };
+    let one = |one: &Served| json!({"name": one.name, "singularName": "", "namespaced": one.namespaced, "kind": "", "verbs": [one.verb()]});
     let all: Vec<Value> = served.iter().map(one).collect();
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{GROUP}/{version}"), "resources": all})
 }

@@ -123,9 +123,8 @@ impl Node {
     /// Whether a request asks for it; its children go with it.
     fn is_asked_for(&self, options: &Options) -> bool {
         let selector = options.label_selector.as_ref();
-        let selected = selector.is_none_or(|selector| {
-            selects(selector, |key| (key == DEPENDENCY).then_some(self.dependency))
-        });
+        let selected = selector
+            .is_none_or(|selector| selects(selector, |key| (key == DEPENDENCY).then_some(self.dependency)));
         selected && (!self.optional || options.include_optional_nodes != Some(false))
     }
 
@@ -166,7 +165,8 @@ fn tree(facts: &Facts, options: &Options) -> Value {
             let namespace = machine["metadata"]["namespace"].as_str().unwrap_or_default();
             let name = machine["metadata"]["name"].as_str().unwrap_or_default();
             let mut root = Node::new("kubevirt.io", "VirtualMachine", namespace, name, "");
-            root.children.extend(Which::BOTH.into_iter().filter_map(|which| flavor(machine, namespace, which)));
+            root.children
+                .extend(Which::BOTH.into_iter().filter_map(|which| flavor(machine, namespace, which)));
             root.children.extend(own.map(|own| Node { optional: true, ..own }));
             needs(&machine["spec"]["template"]["spec"], namespace, &facts.states, &mut root.children);
             root
@@ -242,7 +242,8 @@ fn needs(spec: &Value, namespace: &str, states: &[String], found: &mut Vec<Node>
     }
     all.extend(states.iter().map(|name| Node::claim(namespace, name)));
     for node in all {
-        let same = |one: &Node| one.kind == node.kind && one.namespace == node.namespace && one.name == node.name;
+        let same =
+            |one: &Node| one.kind == node.kind && one.namespace == node.namespace && one.name == node.name;
         if !found.iter().any(same) {
             found.push(node);
         }
@@ -260,8 +261,7 @@ mod tests {
         let name = reference["name"].as_str().unwrap();
         let namespace = reference["namespace"].as_str().map(|name| format!("{name}/")).unwrap_or_default();
         let kind = reference["kind"].as_str().unwrap();
-        let children: Vec<String> =
-            node["children"].as_array().into_iter().flatten().map(text).collect();
+        let children: Vec<String> = node["children"].as_array().into_iter().flatten().map(text).collect();
         let children = if children.is_empty() { String::new() } else { format!("({})", children.join(" ")) };
         format!("{optional}{kind}:{namespace}{name}{children}")
     }

@@ -82,13 +82,18 @@ fn item(one: &Served, version: &str, path: &str, form: Form) -> Value {
     // One operation per path: the depth tells those of a forwarded port apart.
     let depth = path.matches("/{").count();
     let name = one.name.split_once('/').map_or(one.name.as_str(), |(_, name)| name).replace('/', "-");
-    let id = if depth > 3 { format!("{version}{short}-{name}-protocol") } else { format!("{version}{short}-{name}") };
+    let id = if depth > 3 {
+        format!("{version}{short}-{name}-protocol")
+    } else {
+        format!("{version}{short}-{name}")
+    };
     let mut operation = json!({
         "operationId": id,
         "responses": {"200": {"description": "OK"}, "401": {"description": "Unauthorized"}},
     });
     if !kind.is_empty() {
-        operation["x-kubernetes-group-version-kind"] = json!({"group": GROUP, "version": version, "kind": kind});
+        operation["x-kubernetes-group-version-kind"] =
+            json!({"group": GROUP, "version": version, "kind": kind});
     }
     let parameter = |name: &str| {
         let mut parameter = json!({"in": "path", "name": name, "required": true});
@@ -124,7 +129,13 @@ mod tests {
         let base = "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}";
         for (path, method, id, kind, parameters) in [
             ("/virtualmachines/{name}/start", "put", "v1vm-start", "VirtualMachine", 2),
-            ("/virtualmachineinstances/{name}/vnc/screenshot", "get", "v1vmi-vnc-screenshot", "VirtualMachineInstance", 2),
+            (
+                "/virtualmachineinstances/{name}/vnc/screenshot",
+                "get",
+                "v1vmi-vnc-screenshot",
+                "VirtualMachineInstance",
+                2,
+            ),
             ("/virtualmachines/{name}/portforward/{port}", "get", "v1vm-portforward", "VirtualMachine", 3),
             (
                 "/virtualmachineinstances/{name}/portforward/{port}/{protocol}",

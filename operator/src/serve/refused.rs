@@ -121,7 +121,13 @@ mod tests {
         let usb = json!({"spec": {"domain": {"devices": {"clientPassthrough": {}}}}});
         let [sev, vsock, backup] = ["WorkloadEncryptionSEV", "VSOCK", "IncrementalBackup"];
         for (name, gates, instance, code, text) in [
-            ("sev/fetchcertchain", &[vsock][..], &plain, 400, "'WorkloadEncryptionSEV' feature gate is not enabled"),
+            (
+                "sev/fetchcertchain",
+                &[vsock][..],
+                &plain,
+                400,
+                "'WorkloadEncryptionSEV' feature gate is not enabled",
+            ),
             ("sev/fetchcertchain", &[sev], &plain, 409, "Attestation not requested for VMI"),
             ("vsock", &[], &plain, 400, "'VSOCK' feature gate is not enabled"),
             ("vsock", &[vsock], &plain, 400, "VSOCK is not attached."),

@@ -131,11 +131,7 @@ impl Streams {
         let (change, changed) = watch::channel(());
         let runs = Cache::<Run>::builder();
         let runs = runs.on_change(move |_| drop(change.send_replace(())));
-        Self {
-            open: Arc::default(),
-            runs: runs.start::<Run>(client, INSTANCES, &Scope::all()),
-            changed,
-        }
+        Self { open: Arc::default(), runs: runs.start::<Run>(client, INSTANCES, &Scope::all()), changed }
     }
 
     /// A place for a stream of a user to a VM.
@@ -150,7 +146,8 @@ impl Site {
         let holds = || async {
             // Without an answer of the API server the last one counts.
             let held = self.gate.holds(permission).await;
-            held.inspect_err(|_| tracing::debug!(%key, "a stream's permission cannot be asked for")).unwrap_or(true)
+            held.inspect_err(|_| tracing::debug!(%key, "a stream's permission cannot be asked for"))
+                .unwrap_or(true)
         };
         let ended = || async {
             ended(self.streams.runs.get(key).as_deref(), uid)?;
@@ -202,7 +199,8 @@ mod tests {
     #[test]
     fn a_run_that_is_gone_replaced_or_final_ends_its_streams() {
         let run = |uid: &str, phase: &str| {
-            serde_json::from_value::<Run>(json!({"metadata": {"uid": uid}, "status": {"phase": phase}})).unwrap()
+            serde_json::from_value::<Run>(json!({"metadata": {"uid": uid}, "status": {"phase": phase}}))
+                .unwrap()
         };
         for (now, expected) in [
             (None, Some("the VMI was deleted")),
@@ -271,6 +269,10 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(5), over).await
         };
         let (closure, ()) = tokio::join!(waiting, stopping);
-        assert_eq!(closure.unwrap(), Closure::normal("the VMI has stopped"), "at the change, not at the next period");
+        assert_eq!(
+            closure.unwrap(),
+            Closure::normal("the VMI has stopped"),
+            "at the change, not at the next period"
+        );
     }
 }

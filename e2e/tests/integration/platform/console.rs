@@ -121,7 +121,9 @@ impl<'a> Console<'a> {
         let closing = async {
             loop {
                 match self.socket.next().await.ok_or("the stream broke")? {
-                    Ok(Message::Close(Some(frame))) => return Ok((frame.code.into(), frame.reason.to_string())),
+                    Ok(Message::Close(Some(frame))) => {
+                        return Ok((frame.code.into(), frame.reason.to_string()));
+                    }
                     Ok(Message::Close(None)) => return Err("no reason".to_owned()),
                     Ok(Message::Ping(_)) => self.socket.flush().await.map_err(|error| error.to_string())?,
                     Ok(_) => {}

@@ -133,10 +133,7 @@ async fn websockets_carry_bytes_both_ways_and_close() {
     assert!(socket.next().await.unwrap().unwrap().is_close());
 }
 
-async fn connect(
-    address: SocketAddr,
-    path: &str,
-) -> tokio_tungstenite::WebSocketStream<TcpStream> {
+async fn connect(address: SocketAddr, path: &str) -> tokio_tungstenite::WebSocketStream<TcpStream> {
     let request = format!("ws://{address}{path}").into_client_request().unwrap();
     let stream = TcpStream::connect(address).await.unwrap();
     tokio_tungstenite::client_async(request, stream).await.unwrap().0

@@ -80,8 +80,7 @@ fn phase(observed: &Observed<'_>, after: &Desired) -> String {
 /// Volumes that are not there, not filled or not bound.
 fn volumes(observed: &Observed<'_>, progress: &Progress) -> Vec<String> {
     let waits = observed.volumes.iter().filter(|volume| {
-        volume.readiness() != Readiness::Usable
-            || volume.claim.is_some_and(|claim| !claim.is_bound())
+        volume.readiness() != Readiness::Usable || volume.claim.is_some_and(|claim| !claim.is_bound())
     });
     waits.map(|volume| volume.words(progress)).collect()
 }
@@ -130,15 +129,22 @@ mod tests {
             ["Its instance is in phase Pending.", "PersistentVolumeClaim root does not exist."]
         );
         for (class, expected) in [
-            (Some("fast"), "PersistentVolumeClaim root is Pending (StorageClass fast): `kubectl describe pvc root` shows why."),
-            (None, "PersistentVolumeClaim root is Pending and has no StorageClass: name one, or make one the default."),
+            (
+                Some("fast"),
+                "PersistentVolumeClaim root is Pending (StorageClass fast): `kubectl describe pvc root` shows why.",
+            ),
+            (
+                None,
+                "PersistentVolumeClaim root is Pending and has no StorageClass: name one, or make one the default.",
+            ),
         ] {
             let mut waiting = pod("Pending", false);
             waiting["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False",
                 "reason": "Unschedulable", "message": "0/1 nodes are available: pod has unbound claims."}]);
             let mut placed = queued.clone();
             placed["status"]["phase"] = json!("Scheduling");
-            let scene = Scene { has_volume: true, claim: Some(unbound(class)), ..Scene::new(placed, &[waiting]) };
+            let scene =
+                Scene { has_volume: true, claim: Some(unbound(class)), ..Scene::new(placed, &[waiting]) };
             assert_eq!(
                 said(&scene),
                 [
@@ -156,7 +162,10 @@ mod tests {
         pulling["status"]["phase"] = json!("Scheduling");
         assert_eq!(
             said(&Scene::new(pulling, &[image])),
-            ["Its instance is in phase Scheduling.", "It is not synchronized: ImagePullBackOff: no such image."]
+            [
+                "Its instance is in phase Scheduling.",
+                "It is not synchronized: ImagePullBackOff: no such image."
+            ]
         );
     }
 

@@ -20,7 +20,9 @@ pub(in crate::compute) fn words(observed: &Observed<'_>, progress: &Progress) ->
     // The step that failed is tried again, so it is in the plan.
     let stored = is_true(&machine.status.conditions, "Failure").filter(|_| acts && refused.is_none());
     let failed = stored.map(conditions::text);
-    said.extend(refused.map(|text| format!("The controller does not act on the VM: {}.", text.trim_end_matches('.'))));
+    said.extend(
+        refused.map(|text| format!("The controller does not act on the VM: {}.", text.trim_end_matches('.'))),
+    );
     if let Some(text) = &failed {
         said.push(format!("The last step failed: {text}."));
     }
@@ -58,7 +60,9 @@ fn next(observed: &Observed<'_>, step: &Step, failed: bool) -> Option<String> {
             let count = failures.map_or(0, |failure| failure.consecutive_fail_count);
             format!("The last {count} starts failed; the next attempt is at {}.", clock::text(*time))
         }
-        Step::CreateInstance { .. } if failed => "Its instance is not created; that is tried again.".to_owned(),
+        Step::CreateInstance { .. } if failed => {
+            "Its instance is not created; that is tried again.".to_owned()
+        }
         Step::CreateInstance { .. } => "Nothing stands in the way; the VM is started now.".to_owned(),
         Step::DeleteInstance => "Its instance is stopped now.".to_owned(),
         Step::CreateDataVolume(name) => format!("DataVolume {name} is created first."),
@@ -94,7 +98,10 @@ fn idle_for(observed: &Observed<'_>, progress: &Progress) -> Vec<String> {
             strategy.word()
         ),
         strategy @ Strategy::Once => {
-            format!("The run strategy is {} and the VM has run: another run strategy starts it.", strategy.word())
+            format!(
+                "The run strategy is {} and the VM has run: another run strategy starts it.",
+                strategy.word()
+            )
         }
     }]
 }
@@ -111,7 +118,12 @@ mod tests {
 
     const NOW: u64 = 1_000_000;
 
-    fn said(strategy: &str, status: Value, data_volume: Option<Value>, instance: Option<Value>) -> Vec<String> {
+    fn said(
+        strategy: &str,
+        status: Value,
+        data_volume: Option<Value>,
+        instance: Option<Value>,
+    ) -> Vec<String> {
         let mut status = status;
         status["runStrategy"] = status.get("runStrategy").cloned().unwrap_or_else(|| json!(strategy));
         let machine: Machine = serde_json::from_value(json!({

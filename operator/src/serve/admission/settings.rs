@@ -164,7 +164,11 @@ mod tests {
             (gates(json!(["ObjectGraph"]), json!(["ObjectGraph"])), false),
             (gates(json!(["objectgraph"]), json!([])), false),
         ] {
-            assert_eq!(is_on(&serde_json::from_value(object.clone()).unwrap(), "ObjectGraph"), expected, "{object}");
+            assert_eq!(
+                is_on(&serde_json::from_value(object.clone()).unwrap(), "ObjectGraph"),
+                expected,
+                "{object}"
+            );
         }
     }
 }

@@ -182,11 +182,7 @@ pub(super) async fn open(
 }
 
 /// Connects to a port of the guest: a stream by TCP, datagrams by UDP.
-async fn forward(
-    call: &mut Call,
-    address: &str,
-    count: impl FnOnce() -> Counted,
-) -> Result<Answer, Refused> {
+async fn forward(call: &mut Call, address: &str, count: impl FnOnce() -> Counted) -> Result<Answer, Refused> {
     let port: u16 =
         call.parameter("port").parse().map_err(|_| Refused::bad("the port is not a number up to 65535"))?;
     let address: IpAddr = address.parse().map_err(|_| Refused::bad("no network interfaces are present"))?;

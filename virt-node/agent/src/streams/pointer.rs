@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::pods::launcher;
 use crate::pods::PodDirectory;
+use crate::pods::launcher;
 
 /// How long the server may take for each answer.
 const TIMEOUT: Duration = Duration::from_secs(2);

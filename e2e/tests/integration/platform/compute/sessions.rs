@@ -45,8 +45,7 @@ fn pods() -> Vec<(String, String)> {
 
 /// Does `work`; gives the most memory that each pod's process had meanwhile, in KiB.
 fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
-    let mut most: Vec<(String, String, u64)> =
-        pods().into_iter().map(|(name, uid)| (name, uid, 0)).collect();
+    let mut most: Vec<(String, String, u64)> = pods().into_iter().map(|(name, uid)| (name, uid, 0)).collect();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watched = scope.spawn(|| {
@@ -115,13 +114,15 @@ fn sessions() {
 }
 
 fn screens() {
-    let vnc = |preserve: bool| {
-        Console::stream(&PLACE, NAMESPACE, "vm", &format!("vnc?preserveSession={preserve}"))
-    };
+    let vnc =
+        |preserve: bool| Console::stream(&PLACE, NAMESPACE, "vm", &format!("vnc?preserveSession={preserve}"));
     let mut first = vnc(false).unwrap();
     assert!(first.bytes(12).unwrap().starts_with(b"RFB 003."));
     let refused = vnc(true).map(drop).unwrap_err();
-    assert!(refused.starts_with("503") && refused.contains("Active VNC connection. Request denied."), "{refused}");
+    assert!(
+        refused.starts_with("503") && refused.contains("Active VNC connection. Request denied."),
+        "{refused}"
+    );
     first.send(b"RFB 003.008\n").unwrap();
     assert_eq!(first.bytes(2).unwrap(), [1, 1], "the session goes on: one security type, none");
     let mut second = vnc(false).unwrap();
