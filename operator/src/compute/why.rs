@@ -1,6 +1,5 @@
 //! In words, why a VM does not run, or where it does. The objects are read at the API server, and the words are made of the
-//! plans and the status that the controllers make of such an observation: they say what the controllers do. Not here: the
-//! request.
+//! plans and the status that the controllers make of the same observation, so that both agree. Not here: the request.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -77,7 +77,7 @@ impl Gate {
     }
 }
 
-/// What a user was permitted to do with an object.
+/// A permission of a user for a subresource of an object.
 #[derive(Debug)]
 pub(super) struct Permission {
     pub(super) user: User,

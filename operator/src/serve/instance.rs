@@ -297,8 +297,8 @@ pub(super) async fn forward(site: Arc<Site>, mut call: Call, kind: &'static str)
     connect(site, &mut call, permission, &path, (messages, keep), Instance::check_forward).await
 }
 
-/// Connects a WebSocket with a stream of the agent, until the permission or the VM's run ends. What the agent refuses is
-/// answered before the upgrade.
+/// Connects a WebSocket with a stream of the agent, until the permission or the VM's run ends. The agent's
+/// refusals are answered before the upgrade.
 async fn connect(
     site: Arc<Site>,
     call: &mut Call,

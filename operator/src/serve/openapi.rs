@@ -79,7 +79,7 @@ fn item(one: &Served, version: &str, path: &str, form: Form) -> Value {
         Some(_) => ("VirtualMachineInstance", "vmi"),
         None => ("", ""),
     };
-    // One operation per path: the depth tells those of a forwarded port apart.
+    // One operation per path: the depth distinguishes those of a forwarded port.
     let depth = path.matches("/{").count();
     let name = one.name.split_once('/').map_or(one.name.as_str(), |(_, name)| name).replace('/', "-");
     let id = if depth > 3 {

@@ -40,7 +40,7 @@ impl<'a> Console<'a> {
         Self::stream_as(place, namespace, name, subresource, None)
     }
 
-    /// The same as a user, whom the administrator impersonates.
+    /// The same as a user, by impersonation.
     pub(crate) fn stream_as(
         place: &'a Place,
         namespace: &str,
@@ -101,7 +101,7 @@ impl<'a> Console<'a> {
         sent.map_err(|error| error.to_string())
     }
 
-    /// The next message of the guest; an error at the end. Answers to pings go out meanwhile.
+    /// The next message of the guest; an error at the end. Pings are answered.
     async fn message(
         socket: &mut WebSocketStream<TlsStream<TcpStream>>,
     ) -> Result<tokio_tungstenite::tungstenite::Bytes, String> {

@@ -152,7 +152,7 @@ async fn closure(socket: &mut tokio_tungstenite::WebSocketStream<TcpStream>) -> 
                 let frame = frame.unwrap();
                 return (frame.code.into(), frame.reason.to_string(), pings);
             }
-            _ => {}
+            Message::Text(_) | Message::Binary(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
     }
 }

@@ -54,17 +54,17 @@ fn ended(phase: &str, seconds_ago: u64) -> Value {
 /// The observation, as JSON.
 #[derive(Clone)]
 pub(super) struct Scene {
-    instance: Value,
-    pods: Vec<Value>,
-    attachments: Vec<Value>,
+    pub(super) instance: Value,
+    pub(super) pods: Vec<Value>,
+    pub(super) attachments: Vec<Value>,
     pub(super) claim: Option<Value>,
-    data_volume: Option<Value>,
-    named_data_volume: bool,
+    pub(super) data_volume: Option<Value>,
+    pub(super) named_data_volume: bool,
     pub(super) has_volume: bool,
     /// Claims that are labelled for the guest.
-    states: Vec<Value>,
-    confirmed: bool,
-    owner_exists: bool,
+    pub(super) states: Vec<Value>,
+    pub(super) confirmed: bool,
+    pub(super) owner_exists: bool,
     pub(super) heartbeat: u64,
 }
 

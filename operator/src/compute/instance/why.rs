@@ -43,12 +43,13 @@ pub(in crate::compute) fn words(observed: &Observed<'_>, progress: &Progress) ->
     if let Some(one) = of("Synchronized").filter(|_| !storage) {
         said.push(format!("It is not synchronized: {}.", conditions::text(one)));
     }
-    said.extend(planned.steps.iter().filter_map(|step| match step {
-        Step::Wait(time) if observed.instance.metadata.deleting() => {
-            Some(format!("Its guest has until {} to shut down.", clock::text(*time)))
+    for step in &planned.steps {
+        if let Step::Wait(time) = step
+            && observed.instance.metadata.deleting()
+        {
+            said.push(format!("Its guest has until {} to shut down.", clock::text(*time)));
         }
-        _ => None,
-    }));
+    }
     said
 }
 
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn words_say_what_the_plan_and_the_status_say() {
+    fn plan_and_status_are_put_into_words() {
         let mut queued = instance("Pending");
         queued["status"]["nodeName"] = json!("");
         let fresh = || Scene::new(queued.clone(), &[]);

@@ -27,7 +27,7 @@ pub(in crate::compute) fn words(observed: &Observed<'_>, progress: &Progress) ->
         said.push(format!("The last step failed: {text}."));
     }
     said.extend(plan.steps.iter().filter_map(|step| next(observed, step, failed.is_some())));
-    let idle = plan.failure.is_none() && !plan.steps.iter().any(|step| leads_to_instance(step));
+    let idle = plan.failure.is_none() && !plan.steps.iter().any(leads_to_instance);
     if observed.own_instance().is_none() && idle && !machine.metadata.deleting() {
         said.extend(idle_for(observed, progress));
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn words_say_what_the_plan_does() {
+    fn each_plan_is_put_into_words() {
         let failed = json!({"startFailure": {"consecutiveFailCount": 3, "lastFailedUID": "x",
             "retryAfterTimestamp": clock::text(NOW + 60)}});
         let quota = json!({"conditions": [{"type": "Failure", "status": "True", "reason": "FailedCreate",

@@ -21,7 +21,7 @@ const NAME_MAX: u32 = 4096;
 const UPDATE_REQUEST: u8 = 3;
 const POINTER_EVENT: u8 = 5;
 
-/// Moves the pointer. A guest whose screen is open to one client alone keeps its pointer: that client moves it.
+/// Moves the pointer. While one client has the screen for itself, the server refuses others, and that client moves it.
 pub(super) async fn wake(pod: Arc<PodDirectory>) {
     let moved = tokio::task::spawn_blocking(move || -> Result<()> {
         let stream = launcher::connect_to(&pod, "vnc")?;
@@ -53,7 +53,7 @@ fn nudge(mut server: impl Read + Write) -> io::Result<()> {
     server.read_exact(&mut [0; 20])?;
     let length = number(&mut server)?;
     check(length <= NAME_MAX, "its name is too long")?;
-    io::copy(&mut server.by_ref().take(length.into()), &mut io::sink())?;
+    io::copy(&mut Read::by_ref(&mut server).take(length.into()), &mut io::sink())?;
     for row in [0, 1] {
         let (buttons, column) = (0, 0);
         server.write_all(&[POINTER_EVENT, buttons, 0, column, 0, row])?;

@@ -43,7 +43,7 @@ fn pods() -> Vec<(String, String)> {
     PLACE.list(PODS, PLATFORM).iter().filter_map(named).collect()
 }
 
-/// Does `work`; gives the most memory that each pod's process had meanwhile, in KiB.
+/// Does `work`; gives the most memory that each pod's process had during it, in KiB.
 fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
     let mut most: Vec<(String, String, u64)> = pods().into_iter().map(|(name, uid)| (name, uid, 0)).collect();
     let over = AtomicBool::new(false);
@@ -91,7 +91,7 @@ fn flood() {
         Console::open(&PLACE, NAMESPACE, "flood").ok()
     });
     let begun = Instant::now();
-    // What the guest sends while the client does not read waits in the guest.
+    // Bytes that the client does not read wait in the guest.
     std::thread::sleep(Duration::from_secs(2));
     console.drain(bytes, FLOOD).unwrap();
     println!("flood of a console: {} MiB in {:.1?}", bytes >> 20, begun.elapsed());
