@@ -418,7 +418,7 @@ mod tests {
             (all.iter().filter(|suite| suite.tls13().is_none()).count(), all.len())
         };
         let usual = offered();
-        fs::write(&profile, profile_text("VersionTLS12", &["ECDHE-RSA-AES128-GCM-SHA256".to_owned()]))
+        fs::write(&profile, profile_text("VersionTLS12", &["ECDHE-ECDSA-AES128-GCM-SHA256".to_owned()]))
             .unwrap();
         assert_eq!(offered().0, 1);
         // The server judges the client's first message; trust in its certificate comes later.

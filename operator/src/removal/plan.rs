@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_lose_what_the_platform_wrote_and_nothing_else() {
+    fn nodes_lose_labels_and_resources_of_the_platform_alone() {
         let clean = json!({
             "metadata": {
                 "labels": {"node-labeller.kubevirt.io/skip-node": "true", "zone": "a"},

@@ -146,7 +146,7 @@ async fn agents_write_objects_of_their_own_node_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn launcher_pods_keep_what_they_are_found_by() {
+async fn launcher_pods_keep_their_identity() {
     const MADE: &str = "made by the operator only";
     const CHANGED: &str = "changed by the operator only";
     let site = site().await;
@@ -188,9 +188,9 @@ async fn launcher_pods_keep_what_they_are_found_by() {
         json!({"ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"}]}),
     ] {
         let patch = json!({"metadata": change});
-        for (who, client) in [("user", editor), ("administrator", admin)] {
+        for (user, client) in [("user", editor), ("administrator", admin)] {
             let answer = client.merge_patch::<Value>(PODS, &key("launcher"), &patch).await;
-            refused(answer, CHANGED, &format!("{who}: {patch}"));
+            refused(answer, CHANGED, &format!("{user}: {patch}"));
         }
         // The API server ignores changes of owners of this request.
         if change.get("ownerReferences").is_none() {

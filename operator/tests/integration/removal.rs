@@ -39,7 +39,7 @@ async fn entrances(site: &Site) -> usize {
     count
 }
 
-/// Installs the platform beside a definition of Multus, with its object HyperConverged as an operator that ran holds it, a
+/// Installs the platform next to a definition of Multus, with its object HyperConverged as an operator that ran holds it, a
 /// VM and a node with an agent's labels.
 async fn install(site: &Site) {
     let admin = &site.admin;

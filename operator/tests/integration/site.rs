@@ -1,4 +1,4 @@
-//! A real API server (`make kube`) to which what is installed is applied with kubectl. No pod runs.
+//! A real API server (`make kube`) to which kubectl applies the installed objects. No pod runs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -109,12 +109,13 @@ impl Site {
         Client::new(&config, name).unwrap()
     }
 
-    /// A client of a user with the ClusterRole `edit` in its namespace.
+    /// A client of a user with the rights of the ClusterRole `edit` in its namespace. That role itself is filled by a
+    /// controller, which does not run.
     pub(crate) async fn editor(&self) -> Client {
         let editor = self.account(TEAM, "default", None).await;
         let binding = json!({
             "metadata": {"name": "edit"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:aggregate-to-edit"},
             "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": TEAM}],
         });
         self.admin.create::<IgnoredAny>(BINDINGS, TEAM, &binding).await.unwrap();

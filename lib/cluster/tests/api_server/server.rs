@@ -117,6 +117,7 @@ impl Server {
             format!("--service-account-key-file={}", file("accounts.pub")),
             format!("--service-account-signing-key-file={}", file("accounts.key")),
             "--authorization-mode=RBAC".to_owned(),
+            "--allow-privileged=true".to_owned(),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             format!("--requestheader-client-ca-file={}", file("ca.crt")),
             "--requestheader-allowed-names=front-proxy-client".to_owned(),

@@ -38,7 +38,7 @@ pub(super) fn done(step: &Step, observed: &Observed<'_>) -> Option<Event> {
     }
 }
 
-/// The events of DataVolumes that failed, unless the VM's status has told of one since.
+/// The events of DataVolumes that failed, unless the VM's status reports such a failure already.
 pub(super) fn imports(observed: &Observed<'_>) -> Vec<Event> {
     if observed.machine.status.printable_status == "DataVolumeError" {
         return Vec::new();

@@ -514,7 +514,7 @@ fn failed_import_and_missing_source_are_events_of_the_vm() {
     };
     let text = "FailedDataVolumeImport: DataVolume root failed to import disk image";
     assert_eq!(failed("Provisioning"), [text]);
-    assert!(failed("DataVolumeError").is_empty(), "it has been told");
+    assert!(failed("DataVolumeError").is_empty(), "the status reports it");
 
     let origin = |snapshot| Origin { namespace: "images".into(), name: "golden".into(), snapshot };
     let event = without_source(&origin(false), false, "root").unwrap();

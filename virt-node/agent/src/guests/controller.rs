@@ -361,22 +361,21 @@ impl Controller {
             guest.asked = Some(instance.grace);
         }
         let key = Key::new(&instance.namespace, &instance.name);
-        let (reason, text) = status::signaled(instance.grace);
-        self.events.publish(&self.about(&key, instance), Type::Normal, reason, text);
+        self.events.publish(
+            &self.about(&key, instance),
+            Type::Normal,
+            "ShuttingDown",
+            "Signaled Graceful Shutdown",
+        );
         Ok(())
     }
 
     async fn finish(&self, key: &Key, instance: &Instance, end: &End) -> Result<()> {
         let before = parsed(&instance.status)?;
         let (after, (warning, reason, text)) = status::ended(&before, end, instance.deleting);
-        let asked = self.guests().get(&instance.uid).and_then(|guest| guest.asked);
         if self.write(key, instance, &after).await? {
-            let about = self.about(key, instance);
-            if let Some((reason, text)) = status::killed(end, asked) {
-                self.events.publish(&about, Type::Normal, reason, text);
-            }
             let kind = if warning { Type::Warning } else { Type::Normal };
-            self.events.publish(&about, kind, reason, text);
+            self.events.publish(&self.about(key, instance), kind, reason, text);
         }
         Ok(())
     }

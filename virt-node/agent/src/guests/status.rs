@@ -4,7 +4,7 @@ use api::kubevirt::{
     InterfaceStatus, VirtualMachineInstanceSpec, VirtualMachineInstanceStatus as Status, VolumeStatus,
 };
 use api::launch::{Accelerator, Cpu, Memory};
-use api::launcher::{self, Cause, State};
+use api::launcher::{self, State};
 use api::names::QEMU_ID;
 use cluster::event::Type;
 use virt::status::{self as words, condition, without};
@@ -196,24 +196,6 @@ pub(crate) fn ended(
     (status, event)
 }
 
-/// The event of a guest that is killed: reason, text.
-const KILLED: (&str, &str) = ("Deleted", "Signaled Deletion");
-
-/// The event of a guest that is asked to end within this grace, in seconds: reason, text.
-pub(crate) fn signaled(grace: u64) -> (&'static str, &'static str) {
-    match grace {
-        0 => KILLED,
-        _ => ("ShuttingDown", "Signaled Graceful Shutdown"),
-    }
-}
-
-/// The event of a guest that was killed when the grace that it had been given was over; a guest that was killed at once has
-/// it already.
-pub(crate) fn killed(end: &End, asked: Option<u64>) -> Option<(&'static str, &'static str)> {
-    let killed = matches!(end, End::Reported(exit) if exit.cause == Cause::Killed);
-    (killed && asked.is_some_and(|grace| grace > 0)).then_some(KILLED)
-}
-
 /// The status of a guest that cannot be started (yet).
 pub(crate) fn failing(before: &Status, reason: &str, text: &str) -> Status {
     let mut status = before.clone();
@@ -224,7 +206,7 @@ pub(crate) fn failing(before: &Status, reason: &str, text: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::launcher::Exit;
+    use api::launcher::{Cause, Exit};
     use serde_json::json;
 
     fn launcher_status(state: State, agent: bool) -> launcher::Status {
@@ -368,24 +350,6 @@ mod tests {
         assert_eq!(of(&status, "Paused"), Some(("True", Some("PausedByUser"))));
         assert_eq!(of(&status, "Ready"), Some(("False", Some("ReadinessGatesNotReady"))));
         assert_eq!(of(&status, "AgentConnected").unwrap().0, "True");
-    }
-
-    #[test]
-    fn a_kill_has_one_event_whether_at_once_or_after_the_grace() {
-        let deleted = Some(("Deleted", "Signaled Deletion"));
-        assert_eq!(Some(signaled(0)), deleted);
-        assert_eq!(signaled(30), ("ShuttingDown", "Signaled Graceful Shutdown"));
-        let exit = |cause: Cause| End::Reported(Exit { uid: "u".into(), cause, code: cause.code(), time: 1 });
-        for (end, asked, wanted) in [
-            (exit(Cause::Killed), Some(30), deleted),
-            (exit(Cause::Killed), Some(0), None),
-            // Killed by its launcher's pod, or asked by an agent that ended.
-            (exit(Cause::Killed), None, None),
-            (exit(Cause::Shutdown), Some(30), None),
-            (End::Code(137), Some(30), None),
-        ] {
-            assert_eq!(killed(&end, asked), wanted, "{end:?}, {asked:?}");
-        }
     }
 
     #[test]

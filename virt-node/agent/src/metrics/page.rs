@@ -508,7 +508,7 @@ mod tests {
         ];
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let sorted: BTreeSet<&str> = samples.iter().copied().collect();
-        assert_eq!(sorted, wanted.iter().map(String::as_str).collect());
+        assert_eq!(sorted, wanted.iter().map(String::as_str).collect::<BTreeSet<_>>());
         assert_eq!(samples.len(), wanted.len(), "no sample is there twice");
     }
 

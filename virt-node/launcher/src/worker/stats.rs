@@ -50,6 +50,7 @@ mod tests {
         let stats = of(statistics, &map("root", "vda"), &map("blue", "tap1"));
         assert_eq!(stats.numbers, BTreeMap::from([("block.count".to_owned(), 2)]));
         let names = [("block.0", "root"), ("block.1", "sda"), ("net.0", "blue")];
-        assert_eq!(stats.names, names.map(|(device, name)| (device.to_owned(), name.to_owned())).into());
+        let names = names.map(|(device, name)| (device.to_owned(), name.to_owned()));
+        assert_eq!(stats.names, BTreeMap::from(names));
     }
 }
