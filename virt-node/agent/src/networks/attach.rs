@@ -119,24 +119,37 @@ impl Networks {
         if asked.is_empty() && entries.is_empty() {
             return Ok(Vec::new());
         }
-        let listed = Listed::read(target.status).map_err(|said| {
+        let untrusted = |said: String| {
             Error::new(Kind::Untrusted, format!("the annotation {STATUS} of pod {}: {said}", target.name))
-        })?;
+        };
+        let mut listed = Listed::read(target.status).map_err(untrusted)?;
         let holds = |entry: &Entry| entry.is_whole() && entry.is_in(&namespace);
         let mut found = Vec::new();
         for one in asked {
             let pod = Names::secondary(&one.name).pod;
             let entry = entries.iter().find(|entry| entry.if_name == pod && holds(entry));
-            let step = self.one(target, one, entry, listed.has(&pod), observed, &mut waited);
+            // An interface with a record in any state is this agent's.
+            let of_others = listed.has(&pod) && entries.iter().all(|entry| entry.if_name != pod);
+            let step = self.one(target, one, entry, of_others, observed, &mut waited);
             found.push(step.map_err(|error| error.context(format!("{}: {}", one.path, one.network)))?);
         }
         let is_asked =
             |entry: &Entry| asked.iter().any(|one| Names::secondary(&one.name).pod == entry.if_name);
-        let gone: Vec<String> =
-            entries.iter().filter(|entry| !is_asked(entry)).map(|entry| entry.if_name.clone()).collect();
+        let leaving: Vec<&Entry> =
+            entries.iter().rev().filter(|entry| !holds(entry) || !is_asked(entry)).collect();
+        // Before DEL removes the records: an interface that is listed without one counts as attached by Multus.
+        let gone: Vec<&str> = leaving.iter().map(|entry| entry.if_name.as_str()).collect();
+        let withdrawn = listed.without(&gone);
+        if let Some(text) = &withdrawn {
+            let asking = Instant::now();
+            self.objects.annotate(&annotated(target), text)?;
+            waited += asking.elapsed();
+            listed = Listed::read(Some(text)).map_err(untrusted)?;
+        }
+        let target = &Target { status: withdrawn.as_deref().or(target.status), ..*target };
         let made = found.iter().filter(|step| matches!(step, Step::Make(..))).count();
         self.node.inside(|| {
-            for entry in entries.iter().rev().filter(|entry| !holds(entry) || !is_asked(entry)) {
+            for entry in leaving {
                 if let (true, Some(result)) = (entry.is_in(&namespace), &entry.result) {
                     // The guest's side of it: a tap and a bridge in the pod. DEL removes the interface below them.
                     guest::network::unwire(&path, &entry.if_name, result)?;
@@ -162,7 +175,7 @@ impl Networks {
             })
             .collect();
         let asking = Instant::now();
-        self.annotate(target, &listed, &found, &gone, observed)?;
+        self.annotate(target, &listed, &found, observed)?;
         waited += asking.elapsed();
         if let Some(made) = u32::try_from(made).ok().filter(|made| *made > 0) {
             // Without the API server's time.
@@ -281,13 +294,12 @@ impl Networks {
         Ok(runtime::delete(&self.places, entry)?)
     }
 
-    /// Brings network-status up to date.
+    /// Adds the attachments to network-status.
     fn annotate(
         &self,
         target: &Target<'_>,
         listed: &Listed,
         found: &[One],
-        gone: &[String],
         observed: &dyn Fn(&str) -> Result<CniResult>,
     ) -> Result<()> {
         let ours: Vec<(String, &One, Option<u64>)> = found
@@ -297,7 +309,7 @@ impl Networks {
                 Some((reference.to_string(), one, mtu(entry)))
             })
             .collect();
-        if ours.is_empty() && gone.is_empty() {
+        if ours.is_empty() {
             return Ok(());
         }
         let mut entries: Vec<listed::Entry<'_>> = ours
@@ -323,7 +335,7 @@ impl Networks {
             mtu: None,
             default: true,
         }));
-        match listed.with(&entries, gone) {
+        match listed.with(&entries) {
             Some(text) => self.objects.annotate(&annotated(target), &text),
             None => Ok(()),
         }

@@ -65,11 +65,16 @@ impl Listed {
         self.networks.iter().any(is_default)
     }
 
-    /// The annotation with these networks, each in place of what its interface had before, and without the interfaces that
-    /// are `gone`; `None`: it is as it should be.
-    pub(crate) fn with(&self, entries: &[Entry<'_>], gone: &[String]) -> Option<String> {
+    /// The annotation without the interfaces that are `gone`; `None`: it lists none of them. The pod network stays.
+    pub(crate) fn without(&self, gone: &[&str]) -> Option<String> {
         let mut networks = self.networks.clone();
-        networks.retain(|one| is_default(one) || !gone.iter().any(|gone| text(one, "interface") == gone));
+        networks.retain(|one| is_default(one) || !gone.contains(&text(one, "interface")));
+        self.changed(networks)
+    }
+
+    /// The annotation with these networks, each in place of what its interface had before; `None`: it is as it should be.
+    pub(crate) fn with(&self, entries: &[Entry<'_>]) -> Option<String> {
+        let mut networks = self.networks.clone();
         for entry in entries {
             let new = written(entry);
             match networks.iter_mut().find(|one| text(one, "interface") == entry.interface) {
@@ -78,6 +83,10 @@ impl Listed {
                 None => networks.push(new),
             }
         }
+        self.changed(networks)
+    }
+
+    fn changed(&self, networks: Vec<Map<String, Value>>) -> Option<String> {
         (networks != self.networks)
             .then(|| Value::Array(networks.into_iter().map(Value::Object).collect()).to_string())
     }
@@ -145,7 +154,7 @@ mod tests {
         let outcome = outcome();
         let entry =
             Entry { name: "ns/red", interface: "pod1", outcome: &outcome, mtu: Some(9000), default: false };
-        let text = listed.with(std::slice::from_ref(&entry), &[]).unwrap();
+        let text = listed.with(std::slice::from_ref(&entry)).unwrap();
         let written: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(written[0]["later"], 1, "what others wrote stays");
         assert_eq!(
@@ -156,8 +165,9 @@ mod tests {
             })
         );
         let again = Listed::read(Some(&text)).unwrap();
-        assert_eq!(again.with(&[entry], &[]), None, "a second time nothing changes");
-        let without = again.with(&[], &["pod1".to_owned(), "eth0".to_owned(), "pod7".to_owned()]).unwrap();
+        assert_eq!(again.with(&[entry]), None, "a second time nothing changes");
+        assert_eq!(again.without(&["eth0", "pod7"]), None);
+        let without = again.without(&["pod1", "eth0", "pod7"]).unwrap();
         let without: Value = serde_json::from_str(&without).unwrap();
         let names: Vec<&Value> = without.as_array().unwrap().iter().map(|one| &one["interface"]).collect();
         assert_eq!(names, ["eth0", "pod9"], "the pod network stays");
@@ -168,7 +178,7 @@ mod tests {
         let (listed, outcome) = (Listed::read(None).unwrap(), CniResult::default());
         let entry =
             |name, interface, default| Entry { name, interface, outcome: &outcome, mtu: None, default };
-        let text = listed.with(&[entry("ns/red", "pod1", false), entry("pods", "eth0", true)], &[]).unwrap();
+        let text = listed.with(&[entry("ns/red", "pod1", false), entry("pods", "eth0", true)]).unwrap();
         let written: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
             written,

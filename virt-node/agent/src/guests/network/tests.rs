@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use api::launch::{Lease4, Route4};
@@ -303,6 +304,8 @@ fn a_subdomain_is_searched_first() {
 struct Cluster {
     definitions: Mutex<BTreeMap<String, String>>,
     written: Mutex<Option<String>>,
+    /// Whether it takes no network-status.
+    refuses: AtomicBool,
 }
 
 impl Cluster {
@@ -322,6 +325,9 @@ impl Objects for Cluster {
     }
 
     fn annotate(&self, pod: &Annotated<'_>, after: &str) -> Result<()> {
+        if self.refuses.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::Cluster, "the API server does not answer"));
+        }
         let mut written = self.written.lock().unwrap();
         if written.as_deref() != pod.before {
             return Err(Error::new(Kind::Stale, "another status was written"));

@@ -51,6 +51,15 @@ impl Launcher {
         names.filter(|name| name != "lo").collect()
     }
 
+    /// Changes the only record.
+    fn rewrite(&self, change: impl FnOnce(&mut serde_json::Map<String, Value>)) {
+        let results = self.folder.path().join("network/results");
+        let file = std::fs::read_dir(&results).unwrap().next().unwrap().unwrap().path();
+        let mut record = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        change(&mut record);
+        std::fs::write(&file, Value::Object(record).to_string()).unwrap();
+    }
+
     fn kept(&self) -> usize {
         std::fs::read_dir(self.folder.path().join("network/results")).map_or(0, Iterator::count)
     }
@@ -190,15 +199,41 @@ fn attachments_that_were_cut_short_are_taken_back_first() {
     pod.wire(spec(&["blue"])).unwrap();
     pod.calls();
     // Killed after ADD was noted and before its answer was.
-    let results = pod.folder.path().join("network/results");
-    let file = std::fs::read_dir(&results).unwrap().next().unwrap().unwrap().path();
-    let mut entry: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    entry.as_object_mut().unwrap().remove("result");
-    std::fs::write(&file, entry.to_string()).unwrap();
+    pod.rewrite(|record| drop(record.remove("result")));
     *pod.cluster.written.lock().unwrap() = None;
     pod.wire(spec(&["blue"])).unwrap();
     assert_eq!(pod.calls(), ["DEL", "ADD"]);
     assert_eq!((pod.on_node().len(), pod.kept()), (1, 1));
+}
+
+#[test]
+fn a_network_is_plugged_again_after_an_unplug_that_was_cut_short() {
+    let mut pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({})));
+    pod.wire(spec(&["blue"])).unwrap();
+    let status = pod.observe();
+    pod.calls();
+    // The API server stops before the unplug.
+    pod.cluster.refuses.store(true, Ordering::Relaxed);
+    assert_eq!(pod.wire(spec(&[])).unwrap_err().kind(), Kind::Cluster);
+    assert_eq!(
+        (pod.calls().len(), pod.kept()),
+        (0, 1),
+        "no DEL as long as network-status lists the interface"
+    );
+    pod.cluster.refuses.store(false, Ordering::Relaxed);
+    pod.wire(spec(&["blue"])).unwrap();
+    assert_eq!((pod.calls().len(), pod.observe()), (0, status.clone()));
+    // The agent is killed in DEL, at a time when network-status still lists the interface.
+    pod.rewrite(|record| drop(record.insert("leaving".into(), json!(true))));
+    pod.wire(spec(&["blue"])).unwrap();
+    assert_eq!((pod.calls(), pod.observe()), (vec!["DEL".into(), "ADD".into()], status.clone()));
+    // An unplug that is not cut short, and another plug.
+    pod.wire(spec(&[])).unwrap();
+    assert_eq!((pod.calls(), pod.kept()), (vec!["DEL".into()], 0));
+    assert_eq!(pod.observe(), json!([status[0]]));
+    pod.wire(spec(&["blue"])).unwrap();
+    assert_eq!((pod.calls(), pod.observe()), (vec!["ADD".into()], status));
 }
 
 #[test]
