@@ -222,7 +222,7 @@ fn clean(places: &Places, container: &str) -> Result<(), Error> {
     put_back(places)?;
     let mut gone = vec![pod::addresses(&places.state)];
     if all.is_empty() {
-        gone.push(places.state.join("results"));
+        gone.extend(["begun", "results"].map(|folder| places.state.join(folder)));
         // Temporary files of interrupted writes; under the lock there is no other writer.
         let found = fs::read_dir(&places.state).map_err(failed(&places.state))?.flatten();
         gone.extend(

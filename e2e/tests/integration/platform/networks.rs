@@ -140,8 +140,9 @@ fn until_refused(namespace: &str, name: &str, why: &str) {
 
 /// The agent's notes of attachments of a namespace.
 fn notes(namespace: &str) -> Vec<String> {
-    let folder = PLACE.cluster.node_path("/var/lib/ferrovirt/network/results").unwrap();
-    let Ok(files) = fs::read_dir(folder) else { return Vec::new() };
+    let folders = ["begun", "results"]
+        .map(|name| PLACE.cluster.node_path(&format!("/var/lib/ferrovirt/network/{name}")));
+    let files = folders.into_iter().flatten().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
     let of = format!("[\"K8S_POD_NAMESPACE\",\"{namespace}\"]");
     let texts = files.filter_map(|file| fs::read_to_string(file.ok()?.path()).ok());
     texts.filter(|text| text.replace(' ', "").contains(&of)).collect()

@@ -9,6 +9,9 @@ const TEXT_MAX: usize = 1 << 20;
 const PLUGINS_MAX: usize = 64;
 /// Versions of the protocol, oldest first.
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+/// Plugins with no state but links, rules and files below /run, all of which end with a reboot.
+const OF_LINKS: [&str; 9] =
+    ["bandwidth", "bridge", "ipvlan", "loopback", "macvlan", "ptp", "tap", "tuning", "vlan"];
 
 /// A network's configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,6 +144,19 @@ impl Configuration {
         self.plugins.iter().any(is_host_local)
     }
 
+    /// Whether it may keep state on disk that a reboot does not end: addresses that were given out, or whatever an unknown
+    /// plugin keeps.
+    pub fn outlives_reboot(&self) -> bool {
+        let ends = |plugin: &Map<String, Value>| {
+            let text = |of: &Value| of.as_str().map(str::to_owned);
+            let kind = plugin.get("type").and_then(text).unwrap_or_default();
+            let addresses = plugin.get("ipam").and_then(|ipam| text(ipam.get("type")?)).unwrap_or_default();
+            OF_LINKS.contains(&kind.strip_prefix("cnv-").unwrap_or(&kind))
+                && ["", "static"].contains(&addresses.as_str())
+        };
+        !self.plugins.iter().all(ends)
+    }
+
     /// The subnets that it gives addresses of, one of each set of ranges.
     pub fn subnets(&self) -> impl Iterator<Item = &str> {
         let ranges = self.plugins.iter().filter_map(|plugin| plugin.get("ipam")?.get("ranges")?.as_array());
@@ -248,6 +264,21 @@ mod tests {
             "a",
         );
         assert!(!read.unwrap().is_host_local());
+    }
+
+    #[test]
+    fn state_outlives_a_reboot_with_addresses_and_unknown_plugins() {
+        for (plugins, wanted) in [
+            (r#"[{"type": "cnv-bridge"}, {"type": "tuning"}]"#, false),
+            (r#"[{"type": "bridge", "ipam": {}}]"#, false),
+            (r#"[{"type": "bridge", "ipam": {"type": "static"}}]"#, false),
+            (r#"[{"type": "macvlan", "ipam": {"type": "host-local"}}]"#, true),
+            (r#"[{"type": "bridge", "ipam": {"type": "whereabouts"}}]"#, true),
+            (r#"[{"type": "bridge"}, {"type": "ovs"}]"#, true),
+        ] {
+            let text = format!(r#"{{"cniVersion": "1.0.0", "plugins": {plugins}}}"#);
+            assert_eq!(Configuration::read(&text, "net").unwrap().outlives_reboot(), wanted, "{plugins}");
+        }
     }
 
     #[test]

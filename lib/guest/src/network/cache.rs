@@ -2,11 +2,18 @@
 //! after a crash.
 //!
 //! ```text
-//! STATE/results/NETWORK-CONTAINER-INTERFACE     an entry without "result": ADD was begun; with "leaving": DEL was
+//! STATE/begun/NETWORK-CONTAINER-INTERFACE       before ADD: an entry without "result"
+//! STATE/results/NETWORK-CONTAINER-INTERFACE     after ADD: the whole entry; with "leaving": DEL was begun
+//! STATE/torn/…                                  files that are not entries, set aside
 //! ```
+//!
+//! The result does not replace the begun entry: after a power cut a file that was not synced may be empty, and the begun
+//! entry, synced where plugins keep state on disk, still gets its DEL.
 //!
 //! Not here: what is done with it.
 
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -21,6 +28,10 @@ use api::cni::Configuration;
 use link::Namespace;
 
 const KIND: &str = "cniCacheV1";
+/// Folders of entries, and of files that are not.
+const BEGUN: &str = "begun";
+const RESULTS: &str = "results";
+const TORN: &str = "torn";
 /// Longest entry, in bytes: a configuration and an answer, both bounded before.
 const ENTRY_MAX: u64 = 8 << 20;
 
@@ -109,11 +120,14 @@ impl Entry {
         self.result.is_some() && !self.leaving
     }
 
-    /// Notes that DEL is about to begin.
+    /// Notes that DEL is about to begin. An entry without a result needs no such note.
     ///
     /// # Errors
     /// The cache cannot be read or written.
     pub fn leave(&self, state: &Path) -> Result<(), Error> {
+        if self.result.is_none() {
+            return Ok(());
+        }
         write(state, &Self { leaving: true, ..self.clone() })
     }
 
@@ -128,34 +142,37 @@ impl Entry {
     }
 
     fn malformed(&self, why: &dyn std::fmt::Display) -> Error {
-        let name = file(Path::new(""), &self.network_name, &self.container_id, &self.if_name);
-        Error::new(Kind::Content, format!("the cached attachment {} is invalid: {why}", name.display()))
+        Error::new(Kind::Content, format!("the cached attachment {} is invalid: {why}", self.file()))
     }
-}
 
-fn folder(state: &Path) -> PathBuf {
-    state.join("results")
-}
-
-fn file(state: &Path, network: &str, container: &str, interface: &str) -> PathBuf {
-    folder(state).join(format!("{network}-{container}-{interface}"))
+    /// The name of its files.
+    fn file(&self) -> String {
+        format!("{}-{}-{}", self.network_name, self.container_id, self.if_name)
+    }
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |error| Error::with(Kind::System, path.display().to_string(), error)
 }
 
-/// Writes an entry, as a whole or not at all.
+/// Writes an entry, as a whole or not at all. An entry without a result is on the disk when it returns, if its network keeps
+/// state that a reboot does not end.
 ///
 /// # Errors
 /// The cache cannot be read or written.
 pub fn write(state: &Path, entry: &Entry) -> Result<(), Error> {
-    let folder = folder(state);
+    let begun = entry.result.is_none();
+    let folder = state.join(if begun { BEGUN } else { RESULTS });
     fs::create_dir_all(&folder).map_err(failed(&folder))?;
-    let path = file(state, &entry.network_name, &entry.container_id, &entry.if_name);
+    let path = folder.join(entry.file());
     let json = serde_json::to_vec(entry)
         .map_err(|error| Error::with(Kind::System, "an attachment cannot be written as JSON", error))?;
-    dir::replace(&path, &json, 0o600).map_err(|error| failed(&path)(error.into()))
+    let written = if begun && entry.network()?.outlives_reboot() {
+        dir::replace_durably(&path, &json, 0o600)
+    } else {
+        dir::replace(&path, &json, 0o600)
+    };
+    written.map_err(|error| failed(&path)(error.into()))
 }
 
 /// Removes an entry.
@@ -163,49 +180,96 @@ pub fn write(state: &Path, entry: &Entry) -> Result<(), Error> {
 /// # Errors
 /// The cache cannot be read or written.
 pub fn remove(state: &Path, entry: &Entry) -> Result<(), Error> {
-    let path = file(state, &entry.network_name, &entry.container_id, &entry.if_name);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&path)(error)),
-        Ok(()) | Err(_) => Ok(()),
-    }
-}
-
-/// All entries, in the order of their files.
-///
-/// # Errors
-/// A file that is no entry, by its name: what it was for is not known, so it is never passed over.
-pub fn all(state: &Path) -> Result<Vec<Entry>, Error> {
-    let folder = folder(state);
-    let files = match fs::read_dir(&folder) {
-        Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(&folder)(error)),
-    };
-    let mut paths = Vec::new();
-    for one in files {
-        let path = one.map_err(failed(&folder))?.path();
-        // A name with a leading dot belongs to an interrupted write.
-        if path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b".")) {
-            paths.push(path);
+    // The begun entry last: alone, it still gets its DEL.
+    for folder in [RESULTS, BEGUN] {
+        let path = state.join(folder).join(entry.file());
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&path)(error)),
+            Ok(()) | Err(_) => {}
         }
     }
-    paths.sort();
-    paths.iter().map(|path| read(path)).collect()
+    Ok(())
 }
 
-/// The entries of one guest.
+/// All entries, in the order of their files. A file that is not an entry is set aside with a warning: it was torn by a power
+/// cut, which ended the attachment's links too, or was written by another program.
+///
+/// # Errors
+/// The cache cannot be read, or such a file cannot be moved.
+pub fn all(state: &Path) -> Result<Vec<Entry>, Error> {
+    matching(state, "")
+}
+
+/// The entries of one guest. Files of other guests are not read.
 ///
 /// # Errors
 /// As [`all`].
 pub fn of(state: &Path, container: &str) -> Result<Vec<Entry>, Error> {
-    let mut entries = all(state)?;
+    let mut entries = matching(state, &format!("-{container}-"))?;
     entries.retain(|entry| entry.container_id == container);
     Ok(entries)
 }
 
-fn read(path: &Path) -> Result<Entry, Error> {
+/// The entries with this in the names of their files.
+fn matching(state: &Path, part: &str) -> Result<Vec<Entry>, Error> {
+    let mut names = BTreeSet::new();
+    for folder in [BEGUN, RESULTS] {
+        names.extend(list(&state.join(folder), part)?);
+    }
+    names.iter().filter_map(|name| find(state, name).transpose()).collect()
+}
+
+fn list(folder: &Path, part: &str) -> Result<Vec<OsString>, Error> {
+    let files = match fs::read_dir(folder) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(folder)(error)),
+    };
+    let mut names = Vec::new();
+    for one in files {
+        let name = one.map_err(failed(folder))?.file_name();
+        let text = name.to_string_lossy();
+        // A name with a leading dot belongs to an interrupted write.
+        if !text.starts_with('.') && text.contains(part) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// The entry of this file name: with its result, or as it was begun. `None`: it was removed or set aside.
+fn find(state: &Path, name: &OsStr) -> Result<Option<Entry>, Error> {
+    for folder in [RESULTS, BEGUN] {
+        let path = state.join(folder).join(name);
+        match read(&path) {
+            Ok(None) => {}
+            Err(error) if error.kind() == Kind::Content => set_aside(state, &path, name, &error)?,
+            found => return found,
+        }
+    }
+    Ok(None)
+}
+
+fn set_aside(state: &Path, path: &Path, name: &OsStr, why: &Error) -> Result<(), Error> {
+    let folder = state.join(TORN);
+    let to = folder.join(name);
+    fs::create_dir_all(&folder).and_then(|()| fs::rename(path, &to)).map_err(failed(path))?;
+    tracing::warn!(
+        error = why.chain(),
+        kept = %to.display(),
+        "set aside a file that is not an attachment; addresses that its plugins gave out may stay in use"
+    );
+    Ok(())
+}
+
+/// The entry of a file; `None`: there is none.
+fn read(path: &Path) -> Result<Option<Entry>, Error> {
     let mut text = Vec::new();
-    let file = fs::File::open(path).map_err(failed(path))?;
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(path)(error)),
+    };
     file.take(ENTRY_MAX).read_to_end(&mut text).map_err(failed(path))?;
     let entry: Entry = serde_json::from_slice(&text).map_err(|error| {
         Error::with(
@@ -215,8 +279,65 @@ fn read(path: &Path) -> Result<Entry, Error> {
         )
     })?;
     if entry.kind == KIND {
-        return Ok(entry);
+        return Ok(Some(entry));
     }
     let message = format!("{} has the kind {:?} instead of {KIND}", path.display(), entry.kind);
     Err(Error::new(Kind::Content, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(container: &str, interface: &str) -> Entry {
+        let network = r#"{"cniVersion": "1.0.0", "type": "bridge", "ipam": {"type": "host-local"}}"#;
+        let network = Configuration::read(network, "net").unwrap();
+        Entry::new(container, interface, Path::new("/run/netns/x"), &network, Vec::new(), Map::new())
+    }
+
+    fn done(entry: Entry) -> Entry {
+        Entry { result: Some(Value::Object(Map::new())), ..entry }
+    }
+
+    #[test]
+    fn a_torn_file_stops_no_other_attachment() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path();
+        let (one, other) = (entry("a", "eth0"), entry("b", "eth0"));
+        for entry in [&one, &other] {
+            write(state, entry).unwrap();
+            write(state, &done(entry.clone())).unwrap();
+        }
+        // The power was cut before the result was on the disk: what was begun is still known.
+        let path = |folder: &str, entry: &Entry| state.join(folder).join(entry.file());
+        fs::write(path(RESULTS, &one), "").unwrap();
+        assert_eq!(of(state, "b").unwrap(), [done(other.clone())]);
+        assert!(path(RESULTS, &one).exists(), "files of other guests are not read");
+        assert_eq!(all(state).unwrap(), [one.clone(), done(other.clone())]);
+        assert!(path(TORN, &one).exists() && !path(RESULTS, &one).exists());
+        // Both are torn.
+        fs::write(path(BEGUN, &one), "{\"kind\": 1").unwrap();
+        assert_eq!(of(state, "a").unwrap(), []);
+        assert_eq!(all(state).unwrap(), [done(other)]);
+        assert_eq!(fs::read_to_string(path(TORN, &one)).unwrap(), "{\"kind\": 1");
+    }
+
+    #[test]
+    fn a_begun_entry_stays_until_the_attachment_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path();
+        let begun = entry("a-b", "eth0");
+        write(state, &begun).unwrap();
+        begun.leave(state).unwrap();
+        assert_eq!(all(state).unwrap(), std::slice::from_ref(&begun));
+        let whole = done(begun.clone());
+        write(state, &whole).unwrap();
+        assert!(of(state, "a-b").unwrap()[0].is_whole());
+        assert_eq!(of(state, "a").unwrap(), [], "a part of another guest's name");
+        whole.leave(state).unwrap();
+        assert!(!of(state, "a-b").unwrap()[0].is_whole());
+        remove(state, &whole).unwrap();
+        assert_eq!(all(state).unwrap(), []);
+        remove(state, &begun).unwrap();
+    }
 }
