@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest::network::cache::{self, Entry};
@@ -21,6 +21,8 @@ use super::reference::Reference;
 use super::{STATUS, definition};
 use crate::error::{Error, Kind, Result};
 
+/// Most pods that are detached at a time: a plugin may hang for minutes.
+const DETACHING_MAX: usize = 8;
 /// Most secondary networks of a guest.
 const NETWORKS_MAX: usize = 32;
 /// The name in messages of a network that Multus attached.
@@ -33,8 +35,17 @@ pub(crate) struct Networks {
     node: Node,
     places: Places,
     shared: Vec<String>,
-    busy: Mutex<BTreeSet<String>>,
+    work: Mutex<Work>,
     free: Condvar,
+}
+
+/// The uids of pods that threads work on.
+#[derive(Debug, Default)]
+struct Work {
+    /// One thread at a time.
+    claimed: BTreeSet<String>,
+    /// Pods that are over, with a thread for each.
+    detaching: BTreeSet<String>,
 }
 
 /// A launcher pod that is attached.
@@ -89,7 +100,7 @@ impl Networks {
     ) -> Self {
         let state = state.join("network");
         let places = Places { namespaces: state.clone(), state, plugins };
-        Self { objects, node, places, shared, busy: Mutex::default(), free: Condvar::new() }
+        Self { objects, node, places, shared, work: Mutex::default(), free: Condvar::new() }
     }
 
     /// Attaches a pod to the networks that it lacks, in their order, detaches it from those that are not asked for any more,
@@ -109,7 +120,7 @@ impl Networks {
             let text = format!("{} secondary networks; {NETWORKS_MAX} is the limit", asked.len());
             return Err(Error::new(Kind::Content, text));
         }
-        let _busy = self.claim(target.uid);
+        let _claim = self.claim(target.uid);
         let (begun, mut waited) = (Instant::now(), Duration::ZERO);
         let namespace = self.namespace(target)?;
         let (entries, path) = self.node.inside(|| {
@@ -341,62 +352,108 @@ impl Networks {
         }
     }
 
-    /// DEL of every attachment of a pod that is over; whether some are left, of pods that live or because DEL failed.
+    /// Starts the DEL of every attachment of the pods that are over, on a thread for each pod: a plugin that hangs delays its
+    /// own pod. Waits only where [`DETACHING_MAX`] pods are being detached.
     ///
     /// # Errors
-    /// The notes cannot be read. A DEL that fails is logged, and tried again at the next sweep.
-    pub(crate) fn sweep(&self, lives: &dyn Fn(&str) -> bool) -> Result<bool> {
-        let all = self.node.inside(|| Ok(cache::all(&self.places.state)?))?;
+    /// The records cannot be read. A DEL that fails is logged, and tried again at the next sweep.
+    pub(crate) fn sweep(self: &Arc<Self>, lives: &dyn Fn(&str) -> bool) -> Result<()> {
+        let all = cache::all(&self.places.state)?;
         let pods: BTreeSet<&str> = all.iter().map(|entry| entry.container_id.as_str()).collect();
-        let mut left = false;
-        for uid in pods {
-            if lives(uid) {
-                left = true;
-                continue;
-            }
-            let _busy = self.claim(uid);
-            let swept = self.node.inside(|| {
-                let mut failed = None;
-                for entry in cache::of(&self.places.state, uid)?.iter().rev() {
-                    failed = self.leave(entry).err().or(failed);
-                }
-                failed.map_or(Ok(()), Err)
-            });
-            match swept {
-                Ok(()) => tracing::info!(pod = uid, "detached from its secondary networks"),
-                Err(error) => {
-                    left = true;
-                    tracing::warn!(
-                        pod = uid,
-                        error = error.chain(),
-                        "cannot detach a pod from a network; retrying"
-                    );
-                }
-            }
+        for uid in pods.into_iter().filter(|uid| !lives(uid)) {
+            let Some(detaching) = self.detaching(uid) else { continue };
+            let started =
+                std::thread::Builder::new().name("detach".to_owned()).spawn(move || detaching.run());
+            started.map_err(|error| Error::system("cannot start a thread that detaches a pod", error))?;
         }
-        Ok(left)
+        Ok(())
+    }
+
+    /// DEL of all attachments of a pod.
+    fn detach(&self, uid: &str) -> Result<()> {
+        let _claim = self.claim(uid);
+        let entries = cache::of(&self.places.state, uid)?;
+        self.node.inside(|| {
+            let mut failed = None;
+            for entry in entries.iter().rev() {
+                failed = self.leave(entry).err().or(failed);
+            }
+            failed.map_or(Ok(()), Err)
+        })
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, work: MutexGuard<'a, Work>) -> MutexGuard<'a, Work> {
+        self.free.wait(work).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no other thread works on the pod.
-    fn claim(&self, uid: &str) -> Busy<'_> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        while busy.contains(uid) {
-            busy = self.free.wait(busy).unwrap_or_else(PoisonError::into_inner);
+    fn claim(&self, uid: &str) -> Claim<'_> {
+        let mut work = self.work();
+        while work.claimed.contains(uid) {
+            work = self.wait(work);
         }
-        busy.insert(uid.to_owned());
-        Busy { networks: self, uid: uid.to_owned() }
+        work.claimed.insert(uid.to_owned());
+        Claim { networks: self, uid: uid.to_owned() }
+    }
+
+    /// A place among the pods that are being detached; `None`: the pod has one.
+    fn detaching(self: &Arc<Self>, uid: &str) -> Option<Detaching> {
+        let mut work = self.work();
+        while work.detaching.len() >= DETACHING_MAX && !work.detaching.contains(uid) {
+            work = self.wait(work);
+        }
+        let new = work.detaching.insert(uid.to_owned());
+        new.then(|| Detaching { networks: Arc::clone(self), uid: uid.to_owned() })
+    }
+
+    /// Waits until no pod is being detached.
+    #[cfg(test)]
+    pub(crate) fn settle(&self) {
+        let mut work = self.work();
+        while !work.detaching.is_empty() {
+            work = self.wait(work);
+        }
     }
 }
 
 /// A pod that a thread works on.
-struct Busy<'a> {
+struct Claim<'a> {
     networks: &'a Networks,
     uid: String,
 }
 
-impl Drop for Busy<'_> {
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.networks.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uid);
+        self.networks.work().claimed.remove(&self.uid);
+        self.networks.free.notify_all();
+    }
+}
+
+/// A pod that a thread detaches.
+struct Detaching {
+    networks: Arc<Networks>,
+    uid: String,
+}
+
+impl Detaching {
+    fn run(&self) {
+        let pod = &self.uid;
+        match self.networks.detach(pod) {
+            Ok(()) => tracing::info!(pod, "detached from its secondary networks"),
+            Err(error) => {
+                tracing::warn!(pod, error = error.chain(), "cannot detach a pod from a network; retrying");
+            }
+        }
+    }
+}
+
+impl Drop for Detaching {
+    fn drop(&mut self) {
+        self.networks.work().detaching.remove(&self.uid);
         self.networks.free.notify_all();
     }
 }

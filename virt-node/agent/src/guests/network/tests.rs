@@ -19,7 +19,7 @@ const UID: &str = "0a1b2c3d-0000-4000-8000-00000000000f";
 /// A pod and its node; their namespaces and the pod's process end with it.
 struct Launcher {
     folder: tempfile::TempDir,
-    networks: Networks,
+    networks: Arc<Networks>,
     cluster: Arc<Cluster>,
     /// The pod's object.
     object: Pod,
@@ -46,6 +46,7 @@ impl Launcher {
         std::fs::create_dir(folder.path().join("net.d")).unwrap();
         let shared = vec!["infra".to_owned()];
         let networks = Networks::new(Arc::clone(&cluster) as _, node, folder.path(), vec![plugins()], shared);
+        let networks = Arc::new(networks);
         let child = inside(&path, || {
             for command in commands {
                 run(command);

@@ -24,6 +24,7 @@ ADD)
     ;;
 DEL)
     [ "$(field mode)" != stuck ] || exit 1
+    [ "$(field mode)" != hang ] || exec sleep 60
     ip link del "$host" 2>/dev/null
     exit 0
     ;;

@@ -1,5 +1,9 @@
 //! Secondary networks of a launcher pod, attached on a node of the test's own by a plugin that logs its calls.
 
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use super::*;
@@ -51,6 +55,12 @@ impl Launcher {
         names.filter(|name| name != "lo").collect()
     }
 
+    /// Detaches the pods that do not live.
+    fn sweep(&self, lives: &dyn Fn(&str) -> bool) {
+        self.networks.sweep(lives).unwrap();
+        self.networks.settle();
+    }
+
     /// Changes the only record.
     fn rewrite(&self, change: impl FnOnce(&mut serde_json::Map<String, Value>)) {
         let results = self.folder.path().join("network/results");
@@ -97,9 +107,9 @@ fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
     assert_eq!((again.nics, pod.snapshot()), (first.nics, shown));
     assert!(pod.calls().is_empty());
     assert_eq!(pod.observe(), status);
-    assert!(pod.networks.sweep(&|_| true).unwrap());
+    pod.sweep(&|_| true);
     assert_eq!((pod.calls().len(), pod.kept(), pod.on_node().len()), (0, 2, 2));
-    assert!(!pod.networks.sweep(&|uid| uid != UID).unwrap());
+    pod.sweep(&|uid| uid != UID);
     assert_eq!(pod.calls(), ["DEL", "DEL"]);
     assert_eq!((pod.kept(), pod.on_node()), (0, vec![]));
 }
@@ -126,7 +136,7 @@ fn every_form_of_a_definition_is_attached_or_refused_with_a_reason() {
     for good in ["inline", "ns/inline", "file", "infra/shared"] {
         pod.wire(spec(&[&format!("n={good}")])).unwrap();
         assert_eq!(pod.calls(), ["ADD"], "{good}");
-        pod.networks.sweep(&|_| false).unwrap();
+        pod.sweep(&|_| false);
         inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").bridge)));
         inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").tap)));
         *pod.cluster.written.lock().unwrap() = None;
@@ -158,7 +168,7 @@ fn every_form_of_a_definition_is_attached_or_refused_with_a_reason() {
     pod.calls();
     let network = pod.wire(spec(&many[..8])).unwrap();
     assert_eq!((pod.calls().len(), network.nics.len()), (8, 9));
-    pod.networks.sweep(&|_| false).unwrap();
+    pod.sweep(&|_| false);
     assert!(pod.on_node().is_empty());
 }
 
@@ -245,7 +255,7 @@ fn a_pod_without_its_namespace_is_detached() {
     pod.child.kill().unwrap();
     pod.child.wait().unwrap();
     Namespace::remove(&pod.path()).unwrap();
-    pod.networks.sweep(&|_| false).unwrap();
+    pod.sweep(&|_| false);
     assert_eq!((pod.kept(), pod.on_node()), (0, vec![]));
     let log = std::fs::read_to_string(pod.log()).unwrap();
     assert!(
@@ -259,7 +269,35 @@ fn a_del_that_fails_is_tried_again() {
     let pod = Launcher::with_eth0();
     pod.cluster.define("ns/blue", &pod.config(&json!({"mode": "stuck"})));
     pod.wire(spec(&["blue"])).unwrap();
-    assert!(pod.networks.sweep(&|_| false).unwrap());
-    assert!(pod.networks.sweep(&|_| false).unwrap());
+    pod.sweep(&|_| false);
+    pod.sweep(&|_| false);
     assert_eq!((pod.calls(), pod.kept()), (vec!["ADD".into(), "DEL".into(), "DEL".into()], 1));
+}
+
+#[test]
+fn a_plugin_that_hangs_delays_no_other_pod() {
+    let pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({"mode": "hang"})));
+    pod.wire(spec(&["blue"])).unwrap();
+    // Nine other pods, of which some come after the one that hangs.
+    let results = pod.folder.path().join("network/results");
+    let file = std::fs::read_dir(&results).unwrap().next().unwrap().unwrap();
+    let (name, text) =
+        (file.file_name().into_string().unwrap(), std::fs::read_to_string(file.path()).unwrap());
+    let good = STANDARD.encode(pod.config(&json!({})));
+    for at in 1..10 {
+        let other = format!("{at}{}", &UID[1..]);
+        let mut record: Value = serde_json::from_str(&text.replace(UID, &other)).unwrap();
+        record["config"] = json!(good);
+        std::fs::write(results.join(name.replace(UID, &other)), record.to_string()).unwrap();
+    }
+    let begun = Instant::now();
+    pod.networks.sweep(&|_| false).unwrap();
+    while pod.kept() > 1 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} attachments are left", pod.kept());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The next sweep starts no second DEL of the pod that hangs.
+    pod.networks.sweep(&|_| false).unwrap();
+    assert_eq!(pod.calls().iter().filter(|verb| *verb == "DEL").count(), 10);
 }
