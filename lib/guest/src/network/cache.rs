@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn done(entry: Entry) -> Entry {
-        Entry { result: Some(Value::Null), ..entry }
+        Entry { result: Some(Value::Object(Map::new())), ..entry }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Executes a plugin: its variables, its input and its output, with bounds on all of them.
 
+use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -8,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::Value;
 
@@ -54,7 +55,8 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
     let what = format!("CNI plugin {plugin}, {}", call.verb);
     let failed = |error: io::Error| Error::with(Kind::System, what.clone(), error);
     let file = program(plugin, call.path)?;
-    let mut input = tempfile::tempfile().map_err(failed)?;
+    let mut input =
+        memfd_create("request", MemfdFlags::CLOEXEC).map(File::from).map_err(|errno| failed(errno.into()))?;
     input.write_all(request).and_then(|()| input.rewind()).map_err(failed)?;
     let path = std::env::join_paths(call.path);
     let path = path.map_err(|error| {
@@ -73,6 +75,7 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
+    let begun = Instant::now();
     let mut child = command.spawn().map_err(failed)?;
     let listened = listen(&mut child);
     if !matches!(listened, Ok(Some(_))) {
@@ -82,6 +85,9 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
         }
     }
     let status = child.wait().map_err(failed)?;
+    let Call { verb, container, interface, .. } = call;
+    let microseconds = begun.elapsed().as_micros();
+    tracing::debug!(plugin, verb, container, interface, microseconds, "a CNI plugin ended");
     let Some((answer, remarks)) = listened.map_err(failed)? else {
         let message = format!(
             "{what}: it did not end within {} s, or its answer exceeds {ANSWER_MAX} bytes",

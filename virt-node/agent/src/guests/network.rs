@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 use api::kubevirt::{InterfaceStatus, VirtualMachineInstanceSpec};
 use api::launch::{Interface as Launched, Tap};
@@ -139,9 +140,12 @@ pub(crate) fn wire(
             resolvers: resolvers(spec, namespace, launcher),
             user: api::names::QEMU_ID,
         };
+        let begun = Instant::now();
         let attached = wiring::wire(&wanted, &outcomes, directory.uid(), &path)?;
+        let microseconds = begun.elapsed().as_micros();
+        tracing::debug!(pod = directory.uid(), microseconds, "the network is wired");
         for note in &attached.notes {
-            tracing::debug!(pod = directory.uid(), note, "the network is wired");
+            tracing::debug!(pod = directory.uid(), note, "a note on the network");
         }
         let mut advertisers = Vec::new();
         for nic in &attached.nics {

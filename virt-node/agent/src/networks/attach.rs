@@ -120,13 +120,13 @@ impl Networks {
             let text = format!("{} secondary networks; {NETWORKS_MAX} is the limit", asked.len());
             return Err(Error::new(Kind::Content, text));
         }
+        let mut phases = Phases::new();
         let _claim = self.claim(target.uid);
-        let (begun, mut waited) = (Instant::now(), Duration::ZERO);
+        phases.end("claim");
         let namespace = self.namespace(target)?;
-        let (entries, path) = self.node.inside(|| {
-            let entries = cache::of(&self.places.state, target.uid)?;
-            Ok((entries, Node::path_of(&namespace, target.network_elsewhere.to_owned())))
-        })?;
+        // The node's directory of records is mounted here, too.
+        let entries = cache::of(&self.places.state, target.uid)?;
+        phases.end("read");
         if asked.is_empty() && entries.is_empty() {
             return Ok(Vec::new());
         }
@@ -141,7 +141,7 @@ impl Networks {
             let entry = entries.iter().find(|entry| entry.if_name == pod && holds(entry));
             // An interface with a record in any state is this agent's.
             let of_others = listed.has(&pod) && entries.iter().all(|entry| entry.if_name != pod);
-            let step = self.one(target, one, entry, of_others, observed, &mut waited);
+            let step = self.one(target, one, entry, of_others, observed, &mut phases);
             found.push(step.map_err(|error| error.context(format!("{}: {}", one.path, one.network)))?);
         }
         let is_asked =
@@ -152,15 +152,15 @@ impl Networks {
         let gone: Vec<&str> = leaving.iter().map(|entry| entry.if_name.as_str()).collect();
         let withdrawn = listed.without(&gone);
         if let Some(text) = &withdrawn {
-            let asking = Instant::now();
-            self.objects.annotate(&annotated(target), text)?;
-            waited += asking.elapsed();
+            phases.waiting(|| self.objects.annotate(&annotated(target), text))?;
             listed = Listed::read(Some(text)).map_err(untrusted)?;
         }
         let target = &Target { status: withdrawn.as_deref().or(target.status), ..*target };
         let made = found.iter().filter(|step| matches!(step, Step::Make(..))).count();
-        self.node.inside(|| {
-            for entry in leaving {
+        phases.end("definitions");
+        let work = || {
+            let path = Node::path_of(&namespace, target.network_elsewhere.to_owned());
+            for entry in &leaving {
                 if let (true, Some(result)) = (entry.is_in(&namespace), &entry.result) {
                     // The guest's side of it: a tap and a bridge in the pod. DEL removes the interface below them.
                     guest::network::unwire(&path, &entry.if_name, result)?;
@@ -176,8 +176,11 @@ impl Networks {
                 })?;
                 *found = Step::Is(from_entry(*interface, reference, entry));
             }
-            Ok(())
-        })?;
+            Ok(if listed.names_a_default() { None } else { Some(self.node.pod_network()) })
+        };
+        let idle = made == 0 && leaving.is_empty() && listed.names_a_default();
+        let pod_network = if idle { None } else { self.node.inside(work)? };
+        phases.end("node");
         let found: Vec<One> = found
             .into_iter()
             .filter_map(|step| match step {
@@ -185,12 +188,13 @@ impl Networks {
                 Step::Make(..) => None,
             })
             .collect();
-        let asking = Instant::now();
-        self.annotate(target, &listed, &found, observed)?;
-        waited += asking.elapsed();
+        let status = status(&listed, &found, pod_network, observed);
+        phases.end("status");
+        if let Some(text) = status {
+            phases.waiting(|| self.objects.annotate(&annotated(target), &text))?;
+        }
         if let Some(made) = u32::try_from(made).ok().filter(|made| *made > 0) {
-            // Without the API server's time.
-            let microseconds = (begun.elapsed().saturating_sub(waited) / made).as_micros();
+            let microseconds = (phases.own() / made).as_micros();
             let Target { name: pod, namespace, .. } = *target;
             tracing::info!(
                 pod,
@@ -199,6 +203,7 @@ impl Networks {
                 microseconds,
                 "attached to networks; time for each"
             );
+            tracing::debug!(pod, namespace, microseconds = ?phases.spent, "phases of the attachment");
         }
         Ok(found.into_iter().map(|one| one.attached).collect())
     }
@@ -231,7 +236,7 @@ impl Networks {
         entry: Option<&Entry>,
         listed: bool,
         observed: &dyn Fn(&str) -> Result<CniResult>,
-        waited: &mut Duration,
+        phases: &mut Phases,
     ) -> Result<Step> {
         let content = |said: String| Error::new(Kind::Content, said);
         let reference = Reference::read(&one.network, target.namespace).map_err(content)?;
@@ -259,10 +264,7 @@ impl Networks {
             return Ok(Step::Is(Box::new(One { attached, entry: None })));
         }
         reference.allowed(target.namespace, &self.shared).map_err(content)?;
-        let asking = Instant::now();
-        let found = self.objects.definition(&reference);
-        *waited += asking.elapsed();
-        let found = found?.ok_or_else(|| {
+        let found = phases.waiting(|| self.objects.definition(&reference))?.ok_or_else(|| {
             content(format!("the NetworkAttachmentDefinition {reference} does not exist: create it"))
         })?;
         let files = || self.node.inside(|| self.node.files());
@@ -303,53 +305,6 @@ impl Networks {
         // On a disk that is full it goes all the same.
         drop(entry.leave(&self.places.state));
         Ok(runtime::delete(&self.places, entry)?)
-    }
-
-    /// Adds the attachments to network-status.
-    fn annotate(
-        &self,
-        target: &Target<'_>,
-        listed: &Listed,
-        found: &[One],
-        observed: &dyn Fn(&str) -> Result<CniResult>,
-    ) -> Result<()> {
-        let ours: Vec<(String, &One, Option<u64>)> = found
-            .iter()
-            .filter_map(|one| {
-                let (reference, entry) = one.entry.as_ref()?;
-                Some((reference.to_string(), one, mtu(entry)))
-            })
-            .collect();
-        if ours.is_empty() {
-            return Ok(());
-        }
-        let mut entries: Vec<listed::Entry<'_>> = ours
-            .iter()
-            .map(|(name, one, mtu)| listed::Entry {
-                name,
-                interface: &one.attached.interface.names.pod,
-                outcome: &one.attached.outcome,
-                mtu: *mtu,
-                default: false,
-            })
-            .collect();
-        let primary = Names::primary().pod;
-        let default = if listed.names_a_default() { None } else { observed(&primary).ok() };
-        let name = match default {
-            Some(_) => self.node.inside(|| Ok(self.node.pod_network()))?,
-            None => String::new(),
-        };
-        entries.extend(default.as_ref().map(|outcome| listed::Entry {
-            name: &name,
-            interface: &primary,
-            outcome,
-            mtu: None,
-            default: true,
-        }));
-        match listed.with(&entries) {
-            Some(text) => self.objects.annotate(&annotated(target), &text),
-            None => Ok(()),
-        }
     }
 
     /// Starts the DEL of every attachment of the pods that are over, on a thread for each pod: a plugin that hangs delays its
@@ -458,6 +413,38 @@ impl Drop for Detaching {
     }
 }
 
+/// The time that phases of an attachment took, in microseconds, without the API server's.
+struct Phases {
+    begun: Instant,
+    waited: Duration,
+    spent: Vec<(&'static str, u128)>,
+}
+
+impl Phases {
+    fn new() -> Self {
+        Self { begun: Instant::now(), waited: Duration::ZERO, spent: Vec::new() }
+    }
+
+    /// The time since the first phase began.
+    fn own(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(self.waited)
+    }
+
+    /// Ends a phase: it lasted since the one before.
+    fn end(&mut self, phase: &'static str) {
+        let before: u128 = self.spent.iter().map(|(_, spent)| spent).sum();
+        self.spent.push((phase, self.own().as_micros().saturating_sub(before)));
+    }
+
+    /// Calls the API server.
+    fn waiting<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let answer = call();
+        self.waited += begun.elapsed();
+        answer
+    }
+}
+
 /// A network that is there, or one to be made.
 enum Step {
     Is(Box<One>),
@@ -473,6 +460,46 @@ fn from_entry(interface: Interface, reference: Reference, entry: Entry) -> Box<O
 fn annotated<'a>(target: &Target<'a>) -> Annotated<'a> {
     let Target { namespace, name, uid, status, .. } = *target;
     Annotated { namespace, name, uid, before: status }
+}
+
+/// The annotation network-status with the attachments, and with the pod network, of the name `pod_network`, where it lists no
+/// default; `None`: it is as it should be.
+fn status(
+    listed: &Listed,
+    found: &[One],
+    pod_network: Option<String>,
+    observed: &dyn Fn(&str) -> Result<CniResult>,
+) -> Option<String> {
+    let primary = Names::primary().pod;
+    let default = pod_network.and_then(|name| Some((name, observed(&primary).ok()?)));
+    let ours: Vec<(String, &One, Option<u64>)> = found
+        .iter()
+        .filter_map(|one| {
+            let (reference, entry) = one.entry.as_ref()?;
+            Some((reference.to_string(), one, mtu(entry)))
+        })
+        .collect();
+    let mut entries: Vec<listed::Entry<'_>> = ours
+        .iter()
+        .map(|(name, one, mtu)| listed::Entry {
+            name,
+            interface: &one.attached.interface.names.pod,
+            outcome: &one.attached.outcome,
+            mtu: *mtu,
+            default: false,
+        })
+        .collect();
+    if entries.is_empty() {
+        return None;
+    }
+    entries.extend(default.as_ref().map(|(name, outcome)| listed::Entry {
+        name,
+        interface: &primary,
+        outcome,
+        mtu: None,
+        default: true,
+    }));
+    listed.with(&entries)
 }
 
 /// Largest packet of the pod's interface, in bytes, as plugins since version 1.1.0 answer it.
