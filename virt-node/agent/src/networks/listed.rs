@@ -109,6 +109,13 @@ fn written(entry: &Entry<'_>) -> Map<String, Value> {
     if !ips.is_empty() {
         network.insert("ips".into(), json!(ips));
     }
+    // Of default routes, as in the reference implementation.
+    let routes = outcome.routes.iter().filter(|(to, _)| to.prefix_len() == 0);
+    let gateways: Vec<String> =
+        routes.filter_map(|(_, gateway)| Some(gateway.as_ref()?.to_string())).collect();
+    if !gateways.is_empty() {
+        network.insert("gateway".into(), json!(gateways));
+    }
     if let Some(mac) = outcome.mac {
         network.insert("mac".into(), json!(mac.to_string()));
     }
@@ -139,6 +146,7 @@ mod tests {
             "cniVersion": "1.0.0",
             "interfaces": [{"name": "pod1", "mac": "02:00:00:00:00:01", "sandbox": "x"}],
             "ips": [{"interface": 0, "address": "10.1.0.2/16"}, {"interface": 0, "address": "fd00::2/64"}],
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.9"}, {"dst": "::/0"}],
             "dns": {"nameservers": ["10.1.0.1"], "search": ["a.b"]},
         });
         CniResult::read(&answer, "pod1")
@@ -161,7 +169,7 @@ mod tests {
             written[2],
             json!({
                 "name": "ns/red", "interface": "pod1", "ips": ["10.1.0.2", "fd00::2"], "mac": "02:00:00:00:00:01",
-                "mtu": 9000, "dns": {"nameservers": ["10.1.0.1"], "search": ["a.b"]},
+                "gateway": ["10.1.0.1"], "mtu": 9000, "dns": {"nameservers": ["10.1.0.1"], "search": ["a.b"]},
             })
         );
         let again = Listed::read(Some(&text)).unwrap();

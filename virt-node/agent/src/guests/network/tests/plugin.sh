@@ -19,6 +19,8 @@ ADD)
     if [ -n "$(field address)" ]; then
         nsenter --net="$CNI_NETNS" ip addr add "$(field address)" dev "$CNI_IFNAME"
         ips=", \"ips\": [{\"interface\": 0, \"address\": \"$(field address)\"}]"
+        [ -z "$(field gateway)" ] || ips="$ips, \"routes\": [{\"dst\": \"0.0.0.0/0\", \"gw\": \"$(field gateway)\"}, \
+            {\"dst\": \"198.51.100.0/24\", \"gw\": \"$(field gateway)\"}]"
     fi
     echo "{\"cniVersion\": \"1.1.0\", \"interfaces\": [{\"name\": \"$CNI_IFNAME\", \"mac\": \"$mac\", \"mtu\": 1500, \"sandbox\": \"$CNI_NETNS\"}]$ips}"
     ;;

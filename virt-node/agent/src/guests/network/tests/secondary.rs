@@ -124,6 +124,8 @@ fn every_form_of_a_definition_is_attached_or_refused_with_a_reason() {
     file("20-broken.conf", "{");
     file("30-file.conf", &pod.config(&json!({"name": "file"})));
     let inline = pod.config(&json!({}));
+    let routed = json!({"address": "192.0.2.7/24", "gateway": "192.0.2.1"});
+    pod.cluster.define("ns/routed", &pod.config(&routed));
     for name in ["ns/inline", "infra/shared", "other/foreign"] {
         pod.cluster.define(name, &inline);
     }
@@ -133,9 +135,16 @@ fn every_form_of_a_definition_is_attached_or_refused_with_a_reason() {
     pod.cluster.define("ns/outside", &pod.config(&json!({"type": "../../bin/sh"})));
     pod.cluster.define("ns/noplugin", &pod.config(&json!({"type": "absent"})));
     pod.cluster.define("ns/fails", &pod.config(&json!({"mode": "fail"})));
-    for good in ["inline", "ns/inline", "file", "infra/shared"] {
-        pod.wire(spec(&[&format!("n={good}")])).unwrap();
+    for good in ["inline", "ns/inline", "file", "infra/shared", "routed"] {
+        let network = pod.wire(spec(&[&format!("n={good}")])).unwrap();
         assert_eq!(pod.calls(), ["ADD"], "{good}");
+        if good == "routed" {
+            let written = pod.cluster.written.lock().unwrap().clone().unwrap();
+            let status: Value = serde_json::from_str(&written).unwrap();
+            assert_eq!(status[1]["gateway"], json!(["192.0.2.1"]));
+            let lease = network.taps()["n"].dhcp.as_ref().unwrap().v4.clone().unwrap();
+            assert_eq!((lease.gateway, lease.routes.len()), (Some(Ipv4Addr::new(192, 0, 2, 1)), 1));
+        }
         pod.sweep(&|_| false);
         inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").bridge)));
         inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").tap)));
