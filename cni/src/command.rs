@@ -24,6 +24,8 @@ tap, with or without cnv- before it. Under the name cni the program does this:
 
   cni install DIR      copies itself into DIR as cnv-bridge and cnv-tuning, and links bridge and tuning to them where
                        those names are free
+  cni uninstall DIR    removes this program and the links to it from DIR; files of other programs, and of other versions of
+                       this one, stay
   cni check-node       reports the kernel features that the plugins use
 
 Options
@@ -36,6 +38,7 @@ Options
 Examples
   cni install /opt/cni/bin
   cni install --all --output json /host/opt/cni/bin
+  cni uninstall /opt/cni/bin
   cni check-node --require vlan-filtering --require nft-bridge
 
 Exit code: 0 done, 1 failed or something required is missing, 2 wrong usage.
@@ -47,6 +50,7 @@ enum Command {
     Help,
     Version,
     Install { folder: OsString, all: bool, format: Format },
+    Uninstall { folder: OsString, format: Format },
     CheckNode { required: Vec<String>, format: Format },
 }
 
@@ -56,6 +60,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(Command::Help) => Ok((HELP.to_owned(), true)),
         Ok(Command::Version) => Ok((format!("cni {}\n", env!("CARGO_PKG_VERSION")), true)),
         Ok(Command::Install { folder, all, format }) => install::run(folder.as_ref(), all, format),
+        Ok(Command::Uninstall { folder, format }) => install::undo(folder.as_ref(), format),
         Ok(Command::CheckNode { required, format }) => check_node::run(&required, format),
         Err(error) => {
             log_error(&format!("cni: {error}; see cni --help"));
@@ -113,16 +118,21 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         }
     }
     let mut words = words.into_iter();
-    let command = words.next().ok_or("a command is missing: install or check-node")?;
+    let command = words.next().ok_or("a command is missing: install, uninstall or check-node")?;
     let command = match command.to_str() {
         Some("install") if required.is_empty() => {
             let folder = words.next().ok_or("install needs the folder to install into")?;
             Command::Install { folder, all, format }
         }
+        Some("uninstall") if required.is_empty() && !all => {
+            let folder = words.next().ok_or("uninstall needs the folder to remove from")?;
+            Command::Uninstall { folder, format }
+        }
         Some("check-node") if !all => Command::CheckNode { required, format },
         Some("help") => Command::Help,
         Some("install") => return Err("--require belongs to check-node".into()),
         Some("check-node") => return Err("--all belongs to install".into()),
+        Some("uninstall") => return Err("uninstall has neither --all nor --require".into()),
         Some(_) | None => {
             let command = command.to_string_lossy();
             return Err(format!("unknown command \"{}\"", command.escape_debug()).into());
@@ -157,6 +167,7 @@ mod tests {
                 "-ojson install --all /opt",
                 Command::Install { folder: folder(), all: true, format: Format::Json },
             ),
+            ("uninstall /opt", Command::Uninstall { folder: folder(), format: Format::Text }),
             ("check-node", Command::CheckNode { required: Vec::new(), format: Format::Text }),
             (
                 "check-node --require=tun --output json",
@@ -169,6 +180,9 @@ mod tests {
             "",
             "install",
             "install a b",
+            "uninstall",
+            "uninstall --all a",
+            "uninstall --require tun a",
             "fly",
             "check-node x",
             "--output xml install a",

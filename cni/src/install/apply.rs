@@ -18,8 +18,8 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest version that is reported, in bytes.
 const VERSION_LIMIT: u64 = 4 << 10;
 
-/// The result for one name.
-pub(super) struct Installed {
+/// The result for all names.
+pub(super) struct Outcome {
     /// SHA-256 of the program, as hexadecimal digits.
     pub(super) checksum: String,
     pub(super) files: Vec<Entry>,
@@ -40,6 +40,7 @@ pub(super) enum What {
     Linked,
     Unchanged,
     LeftAlone,
+    Removed,
 }
 
 impl What {
@@ -49,6 +50,7 @@ impl What {
             Self::Linked => "linked",
             Self::Unchanged => "unchanged",
             Self::LeftAlone => "left alone",
+            Self::Removed => "removed",
         }
     }
 }
@@ -57,12 +59,8 @@ impl What {
 ///
 /// # Errors
 /// [`Kind::Io`], [`Kind::Mismatch`] for a folder in the place of a plugin.
-pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Installed, Error> {
-    let failed = |what: &str, error| Error::io(format!("{}: {what}", folder.display()), error);
-    let directory = File::open(folder).map_err(|error| failed("cannot be opened", error))?;
-    // One at a time: they share the names of their temporary files. Ends with the process.
-    flock(&directory, FlockOperation::LockExclusive)
-        .map_err(|errno| failed("cannot be locked", errno.into()))?;
+pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Outcome, Error> {
+    let directory = lock(folder)?;
     let program = own_program()?;
     let checksum = sum(&program);
     let mut files = Vec::new();
@@ -94,8 +92,61 @@ pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Installed, Erro
         };
         files.push(Entry { name: (*plugin).to_owned(), what, version: version(&path) });
     }
-    directory.sync_all().map_err(|error| failed("cannot be synced", error))?;
-    Ok(Installed { checksum, files })
+    sync(&directory, folder)?;
+    Ok(Outcome { checksum, files })
+}
+
+/// Removes this program and the links to it from `folder`. A folder that is not there has nothing to remove.
+///
+/// # Errors
+/// [`Kind::Io`]. What was removed before stays so.
+pub(super) fn uninstall(folder: &Path) -> Result<Outcome, Error> {
+    let checksum = sum(&own_program()?);
+    let mut files = Vec::new();
+    if !folder.exists() {
+        return Ok(Outcome { checksum, files });
+    }
+    let directory = lock(folder)?;
+    for plugin in crate::PLUGINS {
+        let own = format!("cnv-{plugin}");
+        let (path, own_path) = (folder.join(plugin), folder.join(&own));
+        let (found, found_own) = (inspect(&path)?, inspect(&own_path)?);
+        // The link first: an interrupted removal leaves no link to nothing.
+        for (name, path, found, ours) in [
+            (plugin, &path, &found, plan::is_own_link(plugin, &found, &found_own, &checksum)),
+            (&own, &own_path, &found_own, plan::is_own(&found_own, &checksum)),
+        ] {
+            remove(&temporary(path)).map_err(|error| failed_to_remove(path, error))?;
+            if *found == PresentFile::Nothing {
+                continue;
+            }
+            let version = version(path);
+            if ours {
+                remove(path).map_err(|error| failed_to_remove(path, error))?;
+            }
+            let what = if ours { What::Removed } else { What::LeftAlone };
+            files.push(Entry { name: name.to_owned(), what, version });
+        }
+    }
+    sync(&directory, folder)?;
+    Ok(Outcome { checksum, files })
+}
+
+fn failed_to_remove(path: &Path, error: std::io::Error) -> Error {
+    Error::io(format!("{} cannot be removed", path.display()), error)
+}
+
+/// The folder, for one process at a time: they share the names of their temporary files. Ends with the process.
+fn lock(folder: &Path) -> Result<File, Error> {
+    let failed = |what: &str, error| Error::io(format!("{}: {what}", folder.display()), error);
+    let directory = File::open(folder).map_err(|error| failed("cannot be opened", error))?;
+    flock(&directory, FlockOperation::LockExclusive)
+        .map_err(|errno| failed("cannot be locked", errno.into()))?;
+    Ok(directory)
+}
+
+fn sync(directory: &File, folder: &Path) -> Result<(), Error> {
+    directory.sync_all().map_err(|error| Error::io(format!("{}: cannot be synced", folder.display()), error))
 }
 
 fn own_program() -> Result<Vec<u8>, Error> {

@@ -1,9 +1,9 @@
-//! `cni install DIR`: puts the program into a node's folder of plugins, as the DaemonSet of the cluster network addons
+//! `cni install DIR` and `cni uninstall DIR`: puts the program into a node's folder of plugins, as the DaemonSet of the cluster network addons
 //! operator does with the reference's.
 //!
 //! `cnv-bridge` and `cnv-tuning` are always this program, one file under both names. `bridge` and `tuning` become links to
 //! them only where those names are free: other plugins stay. Every file appears whole, under its name, by a rename: a
-//! runtime may start it at any time.
+//! runtime may start it at any time. Removed are only files with this program's content, and links to them.
 
 mod apply;
 mod plan;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::error::Error;
 use crate::format::Format;
-use apply::Installed;
+use apply::Outcome;
 
 /// The links made without `--all`.
 const USUAL: [&str; 2] = ["bridge", "tuning"];
@@ -29,29 +29,38 @@ pub(crate) fn run(folder: &Path, all: bool, format: Format) -> Result<(String, b
     Ok((report(folder, &installed, format), true))
 }
 
-fn report(folder: &Path, installed: &Installed, format: Format) -> String {
+/// Removes this program from `folder`; the report, and true.
+///
+/// # Errors
+/// [`crate::Kind::Io`] naming the file.
+pub(crate) fn undo(folder: &Path, format: Format) -> Result<(String, bool), Error> {
+    let removed = apply::uninstall(folder)?;
+    Ok((report(folder, &removed, format), true))
+}
+
+fn report(folder: &Path, outcome: &Outcome, format: Format) -> String {
     match format {
         Format::Text => {
             let mut text = format!(
                 "ferrovirt {} sha256:{} in {}\n",
                 env!("CARGO_PKG_VERSION"),
-                installed.checksum,
+                outcome.checksum,
                 folder.display()
             );
-            for file in &installed.files {
+            for file in &outcome.files {
                 text.push_str(&format!("  {:<16} {:<14} {}\n", file.name, file.what.as_str(), file.version));
             }
             text
         }
         Format::Json => {
-            let files: Vec<_> = installed
+            let files: Vec<_> = outcome
                 .files
                 .iter()
                 .map(|file| json!({"name": file.name, "result": file.what.as_str(), "version": file.version}))
                 .collect();
             let report = json!({
                 "version": env!("CARGO_PKG_VERSION"),
-                "sha256": installed.checksum,
+                "sha256": outcome.checksum,
                 "folder": folder.display().to_string(),
                 "files": files,
             });

@@ -48,6 +48,17 @@ pub(super) fn plain(plugin: &str, found: &PresentFile) -> Step {
     }
 }
 
+/// Whether `cnv-<plugin>` is removed: only this program.
+pub(super) fn is_own(found: &PresentFile, checksum: &str) -> bool {
+    *found == PresentFile::File(checksum.to_owned())
+}
+
+/// Whether `<plugin>` is removed: a link to the `cnv-` name, unless another program has that.
+pub(super) fn is_own_link(plugin: &str, found: &PresentFile, own: &PresentFile, checksum: &str) -> bool {
+    let linked = matches!(plain(plugin, found), Step::Keep | Step::Link) && *found != PresentFile::Nothing;
+    linked && (is_own(own, checksum) || *own == PresentFile::Nothing)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +86,27 @@ mod tests {
             (PresentFile::Other, Step::Leave),
         ] {
             assert_eq!(plain("bridge", &found), wanted, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn only_this_program_and_links_to_it_are_removed() {
+        let file = |sum: &str| PresentFile::File(sum.to_owned());
+        let link = |to: &str| PresentFile::Link(to.to_owned());
+        assert!(is_own(&file("sum"), "sum"));
+        for own in [file("other"), link("bridge"), PresentFile::Nothing, PresentFile::Other] {
+            assert!(!is_own(&own, "sum"), "{own:?}");
+        }
+        for (found, own, wanted) in [
+            (link("cnv-bridge"), file("sum"), true),
+            (link("/opt/cni/bin/cnv-bridge"), file("sum"), true),
+            (link("cnv-bridge"), PresentFile::Nothing, true),
+            (link("cnv-bridge"), file("other"), false),
+            (link("/usr/lib/cni/bridge"), file("sum"), false),
+            (file("sum"), file("sum"), false),
+            (PresentFile::Nothing, file("sum"), false),
+        ] {
+            assert_eq!(is_own_link("bridge", &found, &own, "sum"), wanted, "{found:?} and {own:?}");
         }
     }
 }

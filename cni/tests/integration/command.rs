@@ -78,6 +78,42 @@ fn a_folder_gets_what_is_absent_and_keeps_what_is_anothers() {
     assert!(all.iter().any(|(name, result, _)| name == "loopback" && result == "linked"), "{all:?}");
 }
 
+#[test]
+fn only_files_of_this_program_are_uninstalled() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::copy(peer("bridge"), folder.join("bridge")).unwrap();
+    install(folder, &["--all"]);
+    fs::copy(peer("tuning"), folder.join("other")).unwrap();
+    // Another version, and what an install that was killed leaves.
+    fs::remove_file(folder.join("cnv-tap")).unwrap();
+    fs::copy(peer("tuning"), folder.join("cnv-tap")).unwrap();
+    fs::write(folder.join(".cnv-static.new"), "").unwrap();
+    let output = cni(&["uninstall", folder.to_str().unwrap(), "-ojson"]);
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let files = report["files"].as_array().unwrap();
+    let result = |name: &str| files.iter().find(|file| file["name"] == name).unwrap()["result"].clone();
+    for (name, wanted) in
+        [("cnv-bridge", "removed"), ("bridge", "left alone"), ("tuning", "removed"), ("tap", "left alone")]
+    {
+        assert_eq!(result(name), wanted, "{name}");
+    }
+    let names = || {
+        let files =
+            fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = files.collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(), ["bridge", "cnv-tap", "other", "tap"]);
+    for path in [folder, &folder.join("absent")] {
+        let output = cni(&["uninstall", path.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert_eq!(names().len(), 4, "a second time nothing changes");
+}
+
 /// A runtime starts the plugin all the while, and never finds half of one.
 #[test]
 fn a_plugin_can_be_called_while_it_is_replaced() {
