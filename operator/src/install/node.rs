@@ -101,7 +101,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         "initContainers": [capabilities(settings), {
             "name": "network-plugins",
             "image": settings.image("cni"),
-            "args": ["install", "/opt/cni/bin"],
+            "args": ["install", "--all", "/opt/cni/bin"],
             "securityContext": {
                 "runAsUser": 0,
                 "allowPrivilegeEscalation": false,
