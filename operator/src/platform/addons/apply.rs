@@ -29,6 +29,9 @@ const WEBHOOKS: Resource =
     Resource::cluster("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations");
 /// ConfigMap with the spec that was applied last; the MAC pool's range is in it.
 const KEPT: &str = "cluster-networks-addons-operator-applied-cluster";
+/// Label of objects that HyperConverged writes, and its value.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const HYPERCONVERGED: &str = "hco-operator";
 /// Time until objects that are not followed are looked at again.
 const RECHECK: Duration = Duration::from_secs(60);
 const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
@@ -165,12 +168,16 @@ impl Controller {
                 }
             },
         };
+        let refused = check::refused_changes(before.as_ref(), &object.spec);
+        if !refused.is_empty() {
+            return Ok(Err(("FailedToRender", refused.join("; "))));
+        }
         let nodes = self.nodes.all();
         let facts = Facts::of(namespace, &self.version, nodes.iter().map(|(_, node)| node.as_ref()));
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let pool = render::pool(&object.spec, before.as_ref(), &uid, facts.workers);
         // The range is kept before an address of it is given out.
-        let wanted = render::kept(&object.spec, pool.as_ref()).to_string();
+        let wanted = render::kept(&object.spec, before.as_ref(), pool.as_ref()).to_string();
         if kept != wanted {
             let map = json!({
                 "apiVersion": "v1",
@@ -250,6 +257,7 @@ impl Controller {
         let components: Vec<Component> = all.map(|(_, component)| (*component).clone()).collect();
         let wanted = status::status(&Situation {
             spec: &object.spec,
+            of_hyperconverged: object.metadata.labels.get(MANAGED_BY).is_some_and(|by| by == HYPERCONVERGED),
             before: &before,
             components: &components,
             services: &self.endpoints.ready(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use api::addons::{NetworkAddonsSpec, SelfSigned};
+use api::core::NodePlacement;
 use api::duration;
 use api::net::Range;
 
@@ -39,6 +40,19 @@ pub fn problems(spec: &NetworkAddonsSpec) -> Vec<String> {
         found.push("spec.tlsSecurityProfile.custom: missing, type is Custom".to_owned());
     }
     found
+}
+
+/// Changes that are refused once components were deployed, each with the path of its field. `before`: the spec that was
+/// applied last.
+pub fn refused_changes(before: Option<&NetworkAddonsSpec>, spec: &NetworkAddonsSpec) -> Vec<String> {
+    let old = before.and_then(|before| text(&before.image_pull_policy));
+    let (Some(old), Some(new)) = (old, text(&spec.image_pull_policy)) else { return Vec::new() };
+    if old == new {
+        return Vec::new();
+    }
+    vec![format!(
+        "spec.imagePullPolicy: components were deployed with {old}, which cannot be changed to {new}"
+    )]
 }
 
 /// A text that is given.
@@ -81,8 +95,9 @@ fn of_times(times: &SelfSigned, found: &mut Vec<String>) {
     }
 }
 
-/// Components that a spec asks for and that are not deployed: field, and why.
-pub fn unsupported(spec: &NetworkAddonsSpec) -> Vec<(&'static str, &'static str)> {
+/// Parts of a spec that have no effect: field, and why. `of_hyperconverged`: HyperConverged wrote the object, and gave KubeVirt
+/// the same placement.
+pub fn unsupported(spec: &NetworkAddonsSpec, of_hyperconverged: bool) -> Vec<(&'static str, &'static str)> {
     let mut found = Vec::new();
     let mut add = |asked: bool, field, why| {
         if asked {
@@ -101,6 +116,12 @@ pub fn unsupported(spec: &NetworkAddonsSpec) -> Vec<(&'static str, &'static str)
         spec.multus_dynamic_networks.is_some(),
         "spec.multusDynamicNetworks",
         "running pods are not attached to further networks; VMs are, by the node agent",
+    );
+    let workloads = spec.placement_configuration.as_ref().and_then(|placement| placement.workloads.as_ref());
+    add(
+        !of_hyperconverged && workloads.is_some_and(|workloads| *workloads != NodePlacement::default()),
+        "spec.placementConfiguration.workloads",
+        "the node agent runs where spec.workloads of KubeVirt says; set it there",
     );
     found
 }
@@ -161,16 +182,40 @@ mod tests {
     #[test]
     fn components_that_are_not_deployed_are_named() {
         let all = json!({"ovs": {}, "macvtap": {}, "kubeSecondaryDNS": {}, "kubevirtIpamController": {},
-            "multus": {}, "multusDynamicNetworks": {}, "linuxBridge": {}, "kubeMacPool": {}});
-        let fields: Vec<&str> = unsupported(&spec(all)).into_iter().map(|one| one.0).collect();
+            "multus": {}, "multusDynamicNetworks": {}, "linuxBridge": {}, "kubeMacPool": {},
+            "placementConfiguration": {"infra": {"nodeSelector": {"a": "b"}}, "workloads": {"nodeSelector": {"a": "b"}}}});
+        let fields = |of_hyperconverged| -> Vec<&str> {
+            let found = unsupported(&spec(all.clone()), of_hyperconverged);
+            found.into_iter().map(|one| one.0).collect()
+        };
         let wanted = [
             "spec.ovs",
             "spec.macvtap",
             "spec.kubeSecondaryDNS",
             "spec.kubevirtIpamController",
             "spec.multusDynamicNetworks",
+            "spec.placementConfiguration.workloads",
         ];
-        assert_eq!(fields, wanted);
-        assert!(unsupported(&spec(json!({"multus": {}, "linuxBridge": {}, "kubeMacPool": {}}))).is_empty());
+        assert_eq!(fields(false), wanted);
+        assert_eq!(fields(true), wanted[..5]);
+        let supported = json!({"multus": {}, "linuxBridge": {}, "kubeMacPool": {},
+            "placementConfiguration": {"infra": {"nodeSelector": {"a": "b"}}, "workloads": {}}});
+        assert!(unsupported(&spec(supported), false).is_empty());
+    }
+
+    #[test]
+    fn the_pull_policy_stays_once_components_were_deployed() {
+        let of = |policy: &str| spec(json!({"imagePullPolicy": policy}));
+        for (before, after, refused) in [
+            (None, of("Always"), false),
+            (Some(spec(json!({}))), of("Always"), false),
+            (Some(of("Always")), of("Always"), false),
+            (Some(of("Always")), spec(json!({})), false),
+            (Some(of("Always")), of("Never"), true),
+        ] {
+            let found = refused_changes(before.as_ref(), &after);
+            assert_eq!(!found.is_empty(), refused, "{found:?}");
+            assert!(found.iter().all(|one| one.starts_with("spec.imagePullPolicy: ")), "{found:?}");
+        }
     }
 }

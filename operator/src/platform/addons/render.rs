@@ -18,6 +18,12 @@ pub fn range(given: &MacPool, before: Option<&MacPool>, uid: &str) -> (String, S
     })
 }
 
+/// The pull policy in effect: the one given, else the one applied before, else `IfNotPresent`.
+fn pull_policy(spec: &NetworkAddonsSpec, before: Option<&NetworkAddonsSpec>) -> String {
+    let before = before.and_then(|before| text(&before.image_pull_policy));
+    text(&spec.image_pull_policy).or(before).unwrap_or("IfNotPresent").to_owned()
+}
+
 /// The MAC pool that a spec asks for. `nodes`: nodes that take pods.
 pub fn pool(
     spec: &NetworkAddonsSpec,
@@ -26,11 +32,10 @@ pub fn pool(
     nodes: usize,
 ) -> Option<Pool> {
     let given = spec.kube_mac_pool.as_ref()?;
-    let before = before.and_then(|before| before.kube_mac_pool.as_ref());
     let mut pool = Pool {
-        range: range(given, before, uid),
+        range: range(given, before.and_then(|before| before.kube_mac_pool.as_ref()), uid),
         replicas: if nodes >= 2 { 2 } else { 1 },
-        pull_policy: text(&spec.image_pull_policy).map(str::to_owned),
+        pull_policy: Some(pull_policy(spec, before)),
         tls: spec.tls_security_profile.as_ref().map(tls).unwrap_or_default(),
         ..Pool::default()
     };
@@ -63,9 +68,10 @@ pub fn pool(
     Some(pool)
 }
 
-/// The spec to keep: the one given, with the range in effect.
-pub fn kept(spec: &NetworkAddonsSpec, pool: Option<&Pool>) -> Value {
+/// The spec to keep: the one given, with the range and the pull policy in effect.
+pub fn kept(spec: &NetworkAddonsSpec, before: Option<&NetworkAddonsSpec>, pool: Option<&Pool>) -> Value {
     let mut kept = json!(spec);
+    kept["imagePullPolicy"] = json!(pull_policy(spec, before));
     if let Some(Pool { range: (first, last), .. }) = pool {
         kept["kubeMacPool"] = json!({"rangeStart": first, "rangeEnd": last});
     }
@@ -156,9 +162,12 @@ mod tests {
         );
         let two = pool(&asked, None, "u", 2).unwrap();
         assert_eq!(two.replicas, 2);
-        let before = serde_json::from_value(kept(&asked, Some(&two))).unwrap();
+        let before = serde_json::from_value(kept(&asked, None, Some(&two))).unwrap();
         let later = pool(&spec(json!({"kubeMacPool": {}})), Some(&before), "another object", 2).unwrap();
         assert_eq!(later.range, two.range, "the range outlives the object");
         assert_eq!(later.tls.len(), 0);
+        assert_eq!(later.pull_policy.as_deref(), Some("Never"), "a policy that is not given any more stays");
+        let first = pool(&spec(json!({"kubeMacPool": {}})), None, "u", 2).unwrap();
+        assert_eq!(first.pull_policy.as_deref(), Some("IfNotPresent"));
     }
 }
