@@ -130,7 +130,7 @@ impl Streams {
     pub(super) fn start(client: &Client) -> Self {
         let (change, changed) = watch::channel(());
         let runs = Cache::<Run>::builder();
-        let runs = runs.on_change(move |_| drop(change.send_replace(())));
+        let runs = runs.on_change(move |_| change.send_replace(()));
         Self { open: Arc::default(), runs: runs.start::<Run>(client, INSTANCES, &Scope::all()), changed }
     }
 

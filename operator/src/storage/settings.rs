@@ -304,10 +304,10 @@ mod tests {
             let conditions = json!([
                 {"type": "Available", "status": available}, {"type": "Degraded", "status": degraded},
             ]);
-            Available::from(&json!({"status": {"conditions": conditions}})).0
+            Installed::from(&json!({"status": {"conditions": conditions}})).available
         };
         assert!(of("True", "False"));
-        assert!(!of("True", "True") && !of("False", "False") && !Available::from(&json!({})).0);
+        assert!(!of("True", "True") && !of("False", "False") && !Installed::from(&json!({})).available);
     }
 
     #[test]

@@ -91,7 +91,13 @@ fn bare(space: &Space, name: &str, url: &str) -> Duration {
     let begun = Instant::now();
     let claim = Claim::from(&space.create("PersistentVolumeClaim", claim));
     let source = Source::from(&json!({"http": {"url": url}}));
-    let task = Task { source, archive: false, preallocation: false, owner_uid: claim.meta.uid.clone() };
+    let task = Task {
+        source,
+        archive: false,
+        preallocation: false,
+        owner_uid: claim.meta.uid.clone(),
+        priority: String::new(),
+    };
     let images = Images {
         importer: platform::image("importer"),
         pull_policy: "IfNotPresent".into(),

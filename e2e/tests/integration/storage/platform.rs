@@ -182,7 +182,7 @@ fn run(cluster: &Cluster, address: SocketAddr) {
             let health = Health::default();
             let context = operator::context::Context {
                 client: client.clone(),
-                events,
+                events: events.clone(),
                 config: Arc::clone(&config),
                 health: health.clone(),
             };
@@ -196,7 +196,7 @@ fn run(cluster: &Cluster, address: SocketAddr) {
                         }
                     }
                 },
-                operator::serve::run(listener, &config, &client, &health, &stop),
+                operator::serve::run(listener, &config, (&client, &events), &health, &stop),
             );
         });
     });
