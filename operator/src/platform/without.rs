@@ -59,6 +59,7 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "configuration.ovmfPath",
             "configuration.permittedHostDevices",
             "configuration.persistentReservationConfiguration",
+            "configuration.roleAggregationStrategy",
             "configuration.seccompConfiguration",
             "configuration.selinuxLauncherType",
             "configuration.smbios",
@@ -93,7 +94,6 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "config.webhookPvcRendering",
             "customizeComponents.flags",
             "customizeComponents.patches",
-            "imagePullPolicy",
             "infra.affinity",
             "infra.apiServerReplicas",
             "infra.deploymentReplicas",
@@ -114,9 +114,13 @@ const GATES: [(Child, &str, &[&str]); 3] = [
     (
         Child::KubeVirt,
         "configuration.developerConfiguration.featureGates",
-        &["ExpandDisks", "HotplugVolumes", "ImageVolume", "NonRoot", "VMLiveUpdateFeatures"],
+        &["ExpandDisks", "HotplugVolumes", "ImageVolume", "NonRoot", "ObjectGraph", "VMLiveUpdateFeatures"],
     ),
-    (Child::KubeVirt, "configuration.developerConfiguration.disabledFeatureGates", &["ImageVolume"]),
+    (
+        Child::KubeVirt,
+        "configuration.developerConfiguration.disabledFeatureGates",
+        &["ImageVolume", "ObjectGraph", "Template"],
+    ),
     (Child::Cdi, "config.featureGates", &["DataVolumeClaimAdoption", "HonorWaitForFirstConsumer"]),
 ];
 
@@ -208,7 +212,6 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "configuration.machineType",
             "configuration.network.defaultNetworkInterface",
             "configuration.obsoleteCPUModels",
-            "configuration.roleAggregationStrategy",
             "configuration.tlsConfiguration",
             "configuration.virtualMachineOptions.disableSerialConsoleLog",
             "configuration.vmRolloutStrategy",
@@ -233,6 +236,7 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "config.preallocation",
             "config.tlsSecurityProfile",
             "config.uploadProxyURLOverride",
+            "imagePullPolicy",
             "uninstallStrategy",
             "workload",
         ],

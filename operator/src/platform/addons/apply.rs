@@ -30,8 +30,6 @@ const WEBHOOKS: Resource =
 /// ConfigMap with the spec that was applied last; the MAC pool's range is in it.
 const KEPT: &str = "cluster-networks-addons-operator-applied-cluster";
 /// Label of objects that HyperConverged writes, and its value.
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-const HYPERCONVERGED: &str = "hco-operator";
 /// Time until objects that are not followed are looked at again.
 const RECHECK: Duration = Duration::from_secs(60);
 const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
@@ -257,7 +255,6 @@ impl Controller {
         let components: Vec<Component> = all.map(|(_, component)| (*component).clone()).collect();
         let wanted = status::status(&Situation {
             spec: &object.spec,
-            of_hyperconverged: object.metadata.labels.get(MANAGED_BY).is_some_and(|by| by == HYPERCONVERGED),
             before: &before,
             components: &components,
             services: &self.endpoints.ready(),

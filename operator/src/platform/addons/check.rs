@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use api::addons::{NetworkAddonsSpec, SelfSigned};
-use api::core::NodePlacement;
 use api::duration;
 use api::net::Range;
 
@@ -95,9 +94,8 @@ fn of_times(times: &SelfSigned, found: &mut Vec<String>) {
     }
 }
 
-/// Parts of a spec that have no effect: field, and why. `of_hyperconverged`: HyperConverged wrote the object, and gave KubeVirt
-/// the same placement.
-pub fn unsupported(spec: &NetworkAddonsSpec, of_hyperconverged: bool) -> Vec<(&'static str, &'static str)> {
+/// Components of a spec that are not deployed: field, and why.
+pub fn unsupported(spec: &NetworkAddonsSpec) -> Vec<(&'static str, &'static str)> {
     let mut found = Vec::new();
     let mut add = |asked: bool, field, why| {
         if asked {
@@ -116,12 +114,6 @@ pub fn unsupported(spec: &NetworkAddonsSpec, of_hyperconverged: bool) -> Vec<(&'
         spec.multus_dynamic_networks.is_some(),
         "spec.multusDynamicNetworks",
         "running pods are not attached to further networks; VMs are, by the node agent",
-    );
-    let workloads = spec.placement_configuration.as_ref().and_then(|placement| placement.workloads.as_ref());
-    add(
-        !of_hyperconverged && workloads.is_some_and(|workloads| *workloads != NodePlacement::default()),
-        "spec.placementConfiguration.workloads",
-        "the node agent runs where spec.workloads of KubeVirt says; set it there",
     );
     found
 }
@@ -184,23 +176,18 @@ mod tests {
         let all = json!({"ovs": {}, "macvtap": {}, "kubeSecondaryDNS": {}, "kubevirtIpamController": {},
             "multus": {}, "multusDynamicNetworks": {}, "linuxBridge": {}, "kubeMacPool": {},
             "placementConfiguration": {"infra": {"nodeSelector": {"a": "b"}}, "workloads": {"nodeSelector": {"a": "b"}}}});
-        let fields = |of_hyperconverged| -> Vec<&str> {
-            let found = unsupported(&spec(all.clone()), of_hyperconverged);
-            found.into_iter().map(|one| one.0).collect()
-        };
+        let found: Vec<&str> = unsupported(&spec(all)).into_iter().map(|one| one.0).collect();
         let wanted = [
             "spec.ovs",
             "spec.macvtap",
             "spec.kubeSecondaryDNS",
             "spec.kubevirtIpamController",
             "spec.multusDynamicNetworks",
-            "spec.placementConfiguration.workloads",
         ];
-        assert_eq!(fields(false), wanted);
-        assert_eq!(fields(true), wanted[..5]);
+        assert_eq!(found, wanted);
         let supported = json!({"multus": {}, "linuxBridge": {}, "kubeMacPool": {},
             "placementConfiguration": {"infra": {"nodeSelector": {"a": "b"}}, "workloads": {}}});
-        assert!(unsupported(&spec(supported), false).is_empty());
+        assert!(unsupported(&spec(supported)).is_empty());
     }
 
     #[test]

@@ -19,8 +19,6 @@ pub const AGENT: &str = "virt-handler";
 pub struct Situation<'a> {
     /// Components and settings.
     pub spec: &'a NetworkAddonsSpec,
-    /// Whether HyperConverged wrote them.
-    pub of_hyperconverged: bool,
     /// Status until now.
     pub before: &'a NetworkAddonsStatus,
     /// Workloads of the platform.
@@ -64,8 +62,7 @@ fn needed(spec: &NetworkAddonsSpec) -> Vec<Needed> {
 
 /// The status.
 pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
-    let Situation { spec, of_hyperconverged, before, components, services, version, image, failure, now } =
-        situation;
+    let Situation { spec, before, components, services, version, image, failure, now } = situation;
     let needed = needed(spec);
     let mut absent = None;
     let mut waiting = Vec::new();
@@ -84,7 +81,7 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
     if spec.kube_mac_pool.is_some() && !services.contains(SERVICE) {
         waiting.push(format!("Service {SERVICE} has no ready endpoint"));
     }
-    let unsupported = check::unsupported(spec, *of_hyperconverged);
+    let unsupported = check::unsupported(spec);
     let unsupported: Vec<String> = unsupported.iter().map(|(field, why)| format!("{field}: {why}")).collect();
     let (available, progressing, degraded) = match failure {
         Some((reason, text)) => {
@@ -189,7 +186,6 @@ mod tests {
         let spec: NetworkAddonsSpec = serde_json::from_value(spec).unwrap();
         status(&Situation {
             spec: &spec,
-            of_hyperconverged: false,
             before: &NetworkAddonsStatus::default(),
             components,
             services: &services.iter().map(|name| (*name).to_owned()).collect(),

@@ -618,7 +618,7 @@ fn settings_reach_their_child() {
             "/configuration/developerConfiguration/cpuAllocationRatio",
             json!(4),
         ),
-        ("virtualization.virtualMachineOptions.disableFreePageReporting", json!(true), 9, "", json!(null)),
+        ("virtualization.virtualMachineOptions.disableFreePageReporting", json!(true), 99, "", json!(null)),
         (
             "virtualization.mediatedDevicesConfiguration.enabled",
             json!(false),
