@@ -5,7 +5,7 @@
 //! - [`supervisor`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
 //! - [`node`]: the first process inside.
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
-//! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes whose content a test can inspect.
+//! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes with contents that a test can inspect.
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
 //! - [`platform`]: everything that `operator manifests` prints, installed and available.
 //! - [`grants`]: what the platform's accounts may do, beside what they did.

@@ -1,6 +1,6 @@
-//! What pods may leave on a cluster's node, as lines: links, routes, rules, addresses, mounts, volumes, processes.
+//! Remains of pods on a cluster's node, as lines: links, routes, rules, addresses, mounts, volumes, processes.
 //!
-//! Not here: what a cluster may leave on the machine, which is in [`crate::leftovers`].
+//! Not here: remains of a cluster on the machine ([`crate::leftovers`]).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -56,7 +56,7 @@ impl Cluster {
         Ok(lines.into_iter().filter(|line| words.iter().any(|word| has(line, word))).collect())
     }
 
-    /// What a program prints on the node.
+    /// Output of a program on the node.
     fn shown(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let run = self.on_node(program)?.args(arguments).output()?;
         ensure!(run.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&run.stderr));

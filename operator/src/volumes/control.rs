@@ -11,13 +11,13 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
-use super::guards::Source;
 use super::loss::{self, Loss};
 use super::plan::{self, Around, ForClaim, ForVolume, Room};
 use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, Content, DAEMON_SETS, DaemonSet,
     NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, UNASSIGNED, VOLUMES, Volume,
 };
+use super::sources::Source;
 
 /// Writes at once.
 const WORKERS: usize = 8;

@@ -2,46 +2,13 @@
 //! finalizer is set before a node begins, and removed when no claim is left that waits for a copy; also one that a stopped
 //! csi-provisioner left. Where stock csi-provisioner makes the volumes, it sets the finalizers.
 
-use cluster::{Key, Resource, Result};
+use cluster::Result;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::control::Controller;
-use super::seen::{CLAIMS, CLONED, Claim, RESTORED, SNAPSHOTS};
+use super::sources::Source;
 use crate::storage::seen::Meta;
-
-/// A source of volumes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
-    /// A claim, of clones.
-    Claim(Key),
-    /// A VolumeSnapshot, of restored volumes.
-    Snapshot(Key),
-}
-
-impl Source {
-    /// The source of a claim's volume.
-    pub(super) fn of(key: &Key, claim: &Claim) -> Option<Self> {
-        let at = |name: &String| Key::new(key.namespace(), name);
-        let snapshot = || claim.snapshot.as_ref().map(at).map(Self::Snapshot);
-        claim.source.as_ref().map(at).map(Self::Claim).or_else(snapshot)
-    }
-
-    /// The entry of an index of claims by their source.
-    pub(super) fn entry(&self) -> String {
-        match self {
-            Self::Claim(key) => format!("claim {key}"),
-            Self::Snapshot(key) => format!("snapshot {key}"),
-        }
-    }
-
-    fn parts(&self) -> (Resource, &Key, &'static str) {
-        match self {
-            Self::Claim(key) => (CLAIMS, key, CLONED),
-            Self::Snapshot(key) => (SNAPSHOTS, key, RESTORED),
-        }
-    }
-}
 
 /// A source, and what is made of it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,16 +89,5 @@ mod tests {
         ] {
             assert_eq!(change(source), expected, "{source:?}");
         }
-    }
-
-    #[test]
-    fn sources_are_found_by_their_kind_and_name() {
-        let key = Key::new("shop", "copy");
-        let clone = Claim { source: Some("golden".into()), ..Claim::default() };
-        let restored = Claim { snapshot: Some("golden".into()), ..Claim::default() };
-        let entry = |claim: &Claim| Source::of(&key, claim).map(|source| source.entry());
-        assert_eq!(entry(&clone).as_deref(), Some("claim shop/golden"));
-        assert_eq!(entry(&restored).as_deref(), Some("snapshot shop/golden"));
-        assert_eq!(entry(&Claim::default()), None);
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! - [`seen`]: what is read of the objects. [`plan`]: what is written (pure). [`control`]: caches, queue, writes.
 //! - [`attempts`]: pauses between the choices for one claim.
-//! - [`guards`]: finalizers of the sources of copies.
+//! - [`sources`]: sources of copies; [`guards`]: their finalizers.
 //! - [`loss`]: nodes that are away, and what an administrator gives up (pure). [`release`]: the writes of that.
 //! - [`snapshots`]: the snapshot controller.
 //!
@@ -27,6 +27,7 @@ pub mod plan;
 mod release;
 pub mod seen;
 pub mod snapshots;
+mod sources;
 
 use cluster::Stop;
 

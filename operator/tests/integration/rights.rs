@@ -129,6 +129,13 @@ const BEYOND: [(&str, &str, &str, &str); 32] = [
     ("storage.k8s.io", "storageclasses", "create", "classes of shared pools"),
     ("batch", "jobs", "get", "whether a pool is unmounted"),
     (
+        "",
+        "configmaps",
+        "create",
+        "copies of trustedCAProxy for importers; upstream's controller has it by its own role",
+    ),
+    ("", "pods/status", "patch", "the readiness gate of launchers, KubeVirt's controller upstream"),
+    (
         "policy",
         "poddisruptionbudgets",
         "get create delete patch",

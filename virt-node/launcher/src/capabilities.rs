@@ -114,7 +114,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     Ok(copied)
 }
 
-/// Fills the cache if it is not filled for this QEMU, this libvirt and this kernel. `say` receives a message before a slow
+/// Fills the cache if it is not filled for this QEMU, this libvirt and this kernel. The callback receives a message before a slow
 /// probe.
 pub(crate) fn make(cache: &Path, say: impl FnOnce(&str)) -> Result<Made, Error> {
     let failed =

@@ -80,7 +80,7 @@ impl Controller {
             self.queue.add(Item::Claim(target));
             return Ok(Outcome::Done);
         }
-        if reserved::is_pending(&target) {
+        if target.waits_for_reserved() {
             // It gets its content with its volume.
             return Ok(Outcome::Done);
         }

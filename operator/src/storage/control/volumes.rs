@@ -66,7 +66,7 @@ impl Controller {
         }
         let asking = granted.as_ref().unwrap_or(&*volume);
         let listed = claim.as_deref().filter(|claim| {
-            reserved::is_pending(claim)
+            claim.waits_for_reserved()
                 && !claim.meta.deleting
                 && claim.meta.is_controlled_by(&volume.meta.uid)
         });
@@ -83,13 +83,13 @@ impl Controller {
             }
             (None, None) => datavolume::plan::plan(asking, claim.as_deref(), offer, size),
         };
-        let binds = claim.as_deref().is_some_and(reserved::is_pending);
+        let binds = claim.as_deref().is_some_and(Claim::waits_for_reserved);
         for action in &plan.actions {
             match self.applier.apply(action).await {
                 Ok(Done::Written(object)) => claim = Some(Arc::new(Claim::from(&object))),
                 Ok(Done::AlreadyThere) => return Ok(Outcome::After(CATCH_UP)),
                 Err(error) => {
-                    plan.trouble = Some(datavolume::plan::refusal(&refused(error)?, claim::NOT_VALID));
+                    plan.trouble = Some(datavolume::Obstacle::of_refusal(&refused(error)?, claim::NOT_VALID));
                 }
             }
         }

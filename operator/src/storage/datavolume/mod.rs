@@ -40,6 +40,12 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
+    /// The refusal of a claim by the API server: a quota, or the state that `reason` names.
+    pub fn of_refusal(message: &str, reason: &'static str) -> Self {
+        let reason = if message.contains("exceeded quota") { QUOTA } else { reason };
+        Self { reason, message: message.to_owned() }
+    }
+
     /// Whether a quota refuses the claim.
     pub fn is_quota(&self) -> bool {
         self.reason == QUOTA

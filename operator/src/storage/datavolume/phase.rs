@@ -156,7 +156,7 @@ fn wanted(volume: &DataVolume, claim: Option<&Claim>, facts: Facts, work: Work) 
     if claim.meta.says(names::FATAL, "true") {
         return "Failed".to_owned();
     }
-    if reserved::is_pending(claim) {
+    if claim.waits_for_reserved() {
         return "Pending".to_owned();
     }
     if facts.complete {

@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 
 use super::claim::{self, ClusterStorage};
-use super::reserved;
 use super::{Facts, Obstacle, QUOTA};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::names;
@@ -65,7 +64,7 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: C
     let chosen = claim.meta.annotation(names::SELECTED_NODE).is_some();
     let immediate = claim.meta.annotation(names::IMMEDIATE).is_some();
     let honored = populated || offer.settings.honors_first_consumer;
-    let reserved = reserved::is_pending(claim);
+    let reserved = claim.waits_for_reserved();
     let consumer_first =
         class.is_some_and(|class| class.waits_for_consumer) && honored && !immediate && !reserved;
     let waits = consumer_first && !(populated && chosen);
@@ -85,12 +84,6 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: C
         binds_first: !populated && !is_adopted(volume, claim),
         complete,
     }
-}
-
-/// The obstacle that a refusal of a claim by the API server is: a quota, or what `reason` names.
-pub fn refusal(message: &str, reason: &'static str) -> Obstacle {
-    let reason = if message.contains("exceeded quota") { QUOTA } else { reason };
-    Obstacle { reason, message: message.to_owned() }
 }
 
 /// Whether one of our populators fills the claim.

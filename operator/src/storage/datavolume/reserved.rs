@@ -22,11 +22,6 @@ pub fn is_checked(volume: &DataVolume) -> bool {
         && !volume.meta.deleting
 }
 
-/// Whether a claim has still to bind to one of the volumes that are reserved for it.
-pub fn is_pending(claim: &Claim) -> bool {
-    claim.meta.annotation(names::VOLUME_LIST).is_some()
-}
-
 /// The claim of a DataVolume that binds to one of `volumes`: to the smallest. `None` when none is reserved for it and fits.
 pub fn claim(volume: &DataVolume, offer: ClusterStorage<'_>, volumes: &[Volume]) -> Option<Value> {
     let (namespace, name) = (&volume.meta.namespace, &volume.meta.name);

@@ -13,7 +13,6 @@ use super::mirror::{self, Changes};
 use super::prime;
 use super::task::Task;
 use crate::storage::action::{About, Action, Event, Kind};
-use crate::storage::datavolume::plan as volumes;
 use crate::storage::datavolume::{Obstacle, QUOTA};
 use crate::storage::names;
 use crate::storage::seen::claim::Phase;
@@ -407,7 +406,7 @@ pub fn made_in(action: &Action) -> Option<&str> {
 
 /// The obstacle of a claim when the API server refuses such a step in a namespace with this text.
 pub fn refusal(namespace: &str, said: &str) -> Obstacle {
-    let obstacle = volumes::refusal(&format!("{said} (in namespace {namespace})"), NOT_MADE);
+    let obstacle = Obstacle::of_refusal(&format!("{said} (in namespace {namespace})"), NOT_MADE);
     match obstacle.is_quota() {
         true => {
             let message = format!("{}: raise the quota, or delete what counts against it", obstacle.message);

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::meta::{Meta, bytes, conditions, text, texts};
+use crate::storage::names;
 
 /// The fields read from a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +28,13 @@ pub struct Claim {
     pub capacity: u64,
     /// Whether its volume has grown, and its filesystem will when a pod mounts it.
     pub grows_when_mounted: bool,
+}
+
+impl Claim {
+    /// Whether it has still to bind to one of the volumes that are reserved for it.
+    pub fn waits_for_reserved(&self) -> bool {
+        self.meta.annotation(names::VOLUME_LIST).is_some()
+    }
 }
 
 /// Where a claim's content comes from.

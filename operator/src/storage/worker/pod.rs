@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_are_placed_as_the_settings_say() {
+    fn workers_are_placed_by_the_settings() {
         let mut spec = json!({});
         let placement = json!({"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}],
             "affinity": {"nodeAffinity": {}}});

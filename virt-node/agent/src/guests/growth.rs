@@ -38,7 +38,7 @@ pub(super) struct Due {
     size: [Option<Quantity>; 2],
 }
 
-/// The disks whose claims have a size that was not looked at yet.
+/// The disks of claims that have a size that was not looked at yet.
 pub(super) fn due(spec: &VirtualMachineInstanceSpec, status: &[VolumeStatus], grown: &Grown) -> Vec<Due> {
     let volumes = spec.volumes.iter().filter(|volume| claim_of(volume).is_some());
     let due = volumes.filter_map(|volume| {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_of_claims_whose_size_changed_are_due() {
+    fn disks_of_claims_with_another_size_are_due() {
         let claim = json!({"name": "a", "persistentVolumeClaim": {"claimName": "c"}});
         let plugged = json!({"name": "a", "dataVolume": {"name": "c", "hotpluggable": true}});
         let locked = json!({"name": "a", "persistentVolumeClaim": {"claimName": "c", "readOnly": true}});
