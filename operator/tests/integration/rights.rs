@@ -66,7 +66,7 @@ const LOCAL: [Bound; 8] = [
 ];
 
 /// Rights beyond: group, resource (`*`: any), verbs, reason.
-const BEYOND: [(&str, &str, &str, &str); 32] = [
+const BEYOND: [(&str, &str, &str, &str); 34] = [
     ("kubevirt.io", "*", "*", "virtual machines: virt-operator's and virt-controller's work"),
     ("pool.kubevirt.io", "*", "*", "pools of virtual machines"),
     ("instancetype.kubevirt.io", "*", "get", "instance types of virtual machines"),

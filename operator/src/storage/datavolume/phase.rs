@@ -8,7 +8,7 @@
 //!   └──► WaitForFirstConsumer ─► PVCBound ┘ (no populator)          any ─► Failed
 //! ```
 
-use super::{Facts, reserved};
+use super::Facts;
 use crate::storage::names;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::{Claim, DataVolume, Source};

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::claim::{self, ClusterStorage};
-use super::{Facts, Obstacle, QUOTA};
+use super::{Facts, Obstacle};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::names;
 use crate::storage::populate::plan::is_filled;

@@ -199,7 +199,7 @@ mod tests {
                 "spec": {"volumeName": bound}, "status": {"phase": phase},
             }))
         };
-        assert!(is_pending(&claim("Pending", "one")));
+        assert!(claim("Pending", "one").waits_for_reserved());
         let reserved = persistent("one", &json!({}));
         let ours =
             persistent("one", &json!({"spec": {"claimRef": {"namespace": "n", "name": "disk", "uid": "c"}}}));
