@@ -21,9 +21,9 @@ use crate::{Cluster, programs, storage};
 /// How long the platform may take until it is available.
 const READY: Duration = Duration::from_secs(120);
 
-/// The settings for a node of this harness: guests in software, one replica of everything.
+/// The settings for a node of this harness: guests in software, one replica of everything, stock sidecars may be asked for.
 pub fn settings() -> Settings {
-    Settings { replicas: 1, emulation: true, ..Settings::default() }
+    Settings { replicas: 1, emulation: true, sidecars: true, ..Settings::default() }
 }
 
 /// Loads the platform's images and makes what an administrator has on a node: a pool of `size` bytes for the CSI driver.

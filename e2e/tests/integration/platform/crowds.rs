@@ -136,7 +136,7 @@ impl<'a> Listener<'a> {
 
     /// The largest memory of its own that a process of the pod has now, in KiB.
     fn memory(&self) -> u64 {
-        Place::memory(&self.uid, "RssAnon:")
+        Place::memory(&self.uid, "RssAnon:").unwrap()
     }
 }
 

@@ -229,8 +229,12 @@ fn strategy_decides_what_follows_the_end_of_a_guest() {
         let mut uids: Vec<&str> = phases.iter().filter_map(|line| line.split(' ').next()).collect();
         uids.dedup();
         let events = of_instances.end();
-        for (uid, last) in uids.iter().zip(["Stopped", "Stopped", "ShuttingDown", "ShuttingDown"]) {
-            check_events(&events, uid, &["SuccessfulCreate", "Created", "Started", last]);
+        for uid in &uids {
+            check_events(&events, uid, &["SuccessfulCreate", "Created", "Started"]);
+        }
+        // An agent that another test replaces at the end of a guest has no event to write.
+        for (last, of) in [("Stopped", &uids[..2]), ("ShuttingDown", &uids[2..])] {
+            assert!(of.iter().any(|uid| events.contains(&format!("{uid} {last}"))), "{last}: {events:#?}");
         }
         PLACE.delete(MACHINES, namespace, &name);
     }

@@ -32,7 +32,8 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
         PLACE.list(PODS, PLATFORM).into_iter().find(of)
     });
     let operator = operator["metadata"]["uid"].as_str().unwrap().to_owned();
-    let before = Place::memory(&operator, "RssAnon:");
+    let memory = |line: &str| Place::memory(&operator, line).unwrap();
+    let before = memory("RssAnon:");
     let begun = Instant::now();
     let names: Vec<String> = (0..count).map(|number| format!("many{number:03}")).collect();
     for name in &names {
@@ -55,7 +56,7 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
     let mut most = before;
     for name in &names {
         PLACE.until(SPACE, &format!("{name} is imported"), || {
-            most = most.max(Place::memory(&operator, "RssAnon:"));
+            most = most.max(memory("RssAnon:"));
             let volume = PLACE.find(DATA_VOLUMES, SPACE, name)?;
             (volume["status"]["phase"] == "Succeeded").then_some(())
         });
@@ -64,7 +65,7 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
         "{count} DataVolumes at once: {:.1?}; operator {before} KiB of its own before, at most {most} KiB while they are \
          imported; whole {} KiB",
         begun.elapsed(),
-        Place::memory(&operator, "VmRSS:"),
+        memory("VmRSS:"),
     );
     assert!(most <= MEMORY_MAX, "{most} KiB");
     PLACE.remove_namespace(SPACE);

@@ -4,11 +4,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use e2e::peer::web::Web;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::platform::console::Console;
 use crate::platform::guest;
-use crate::platform::machines::{create, machine};
+use crate::platform::machines::{create, imported};
 use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform::streams::Streams;
 
@@ -113,18 +113,7 @@ fn image_from_the_web_is_imported_booted_and_removed_with_its_machine() {
     let folder = tempfile::tempdir().unwrap();
     guest::qcow2(&folder.path().join("guest.qcow2"));
     let web = Web::start(PLACE.cluster.place(), folder.path()).unwrap();
-    let mut vm = machine("vm", "Always", &json!({"dataVolume": {"name": "vm-root"}}));
-    vm["spec"]["dataVolumeTemplates"] = json!([{
-        "metadata": {"name": "vm-root"},
-        "spec": {
-            "source": {"http": {"url": web.url("guest.qcow2")}},
-            "storage": {
-                "storageClassName": "hostpath-csi",
-                "accessModes": ["ReadWriteOnce"],
-                "resources": {"requests": {"storage": "64Mi"}},
-            },
-        },
-    }]);
+    let vm = imported("vm", &web.url("guest.qcow2"));
     let begun = Instant::now();
     PLACE.create(MACHINES, namespace, &vm);
     PLACE.until_status(namespace, "vm", "Running");

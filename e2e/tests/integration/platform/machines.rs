@@ -53,6 +53,24 @@ pub(crate) fn create_with(namespace: &str, name: &str, strategy: &str, grace: u6
     volume
 }
 
+/// A VM with a DataVolume of its own in the pool of the CSI driver, filled from a URL.
+pub(crate) fn imported(name: &str, url: &str) -> Value {
+    let root = format!("{name}-root");
+    let mut vm = machine(name, "Always", &json!({"dataVolume": {"name": root}}));
+    vm["spec"]["dataVolumeTemplates"] = json!([{
+        "metadata": {"name": root},
+        "spec": {
+            "source": {"http": {"url": url}},
+            "storage": {
+                "storageClassName": "hostpath-csi",
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "64Mi"}},
+            },
+        },
+    }]);
+    vm
+}
+
 /// A claim with a disk.
 pub(crate) fn claim(namespace: &str, name: &str, disk: &[u8]) -> Volume {
     let size = u64::try_from(disk.len()).unwrap();

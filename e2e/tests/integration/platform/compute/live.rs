@@ -2,13 +2,15 @@
 
 use std::fs;
 
-use e2e::volume::Volume;
+use cluster::Resource;
+use e2e::peer::web::Web;
+use e2e::storage::POOL;
 use serde_json::{Value, json};
 
 use super::{condition, instance, patch};
 use crate::platform::guest;
-use crate::platform::machines::{create, machine, until_answers};
-use crate::platform::place::{MACHINES, PLACE};
+use crate::platform::machines::{create, imported, until_answers};
+use crate::platform::place::{CLAIMS, MACHINES, PLACE};
 
 fn restart_required(namespace: &str) -> bool {
     let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
@@ -53,39 +55,31 @@ fn sockets_and_placement_are_followed_and_cores_wait_for_a_restart() {
     PLACE.remove_namespace(namespace);
 }
 
-/// The size that a claim reports, which the API server otherwise only takes from a driver.
-fn report_capacity(namespace: &str, claim: &str, size: &str) {
-    let patch = json!({"status": {"capacity": {"storage": size}}}).to_string();
-    let command =
-        ["-n", namespace, "patch", "pvc", claim, "--subresource=status", "--type=merge", "-p", &patch];
-    PLACE.kubectl(&command).unwrap();
-}
-
 #[test]
 fn disk_grows_with_its_claim_while_the_guest_runs() {
     const MIB: u64 = 1 << 20;
     let namespace = "growth";
     PLACE.namespace(namespace);
-    let volume = Volume::filesystem(&PLACE.cluster, namespace, "vm", 8 * MIB).unwrap();
-    let disk = volume.path().join("disk.img");
-    fs::write(&disk, guest::disk()).unwrap();
-    std::os::unix::fs::chown(&disk, Some(107), Some(107)).unwrap();
-    PLACE.until(namespace, "the claim is bound", || {
-        let command = ["-n", namespace, "get", "pvc", "vm", "-o", "jsonpath={.status.phase}"];
-        (PLACE.kubectl(&command).unwrap() == "Bound").then_some(())
-    });
-    report_capacity(namespace, "vm", "1Mi");
-    let claim = json!({"persistentVolumeClaim": {"claimName": "vm"}});
-    PLACE.create(MACHINES, namespace, &machine("vm", "Always", &claim));
+    let folder = tempfile::tempdir().unwrap();
+    guest::qcow2(&folder.path().join("guest.qcow2"));
+    let web = Web::start(PLACE.cluster.place(), folder.path()).unwrap();
+    PLACE.create(MACHINES, namespace, &imported("vm", &web.url("guest.qcow2")));
     until_answers(namespace, "vm", 1);
-    assert_eq!(fs::metadata(&disk).unwrap().len(), guest::SIZE);
-    report_capacity(namespace, "vm", "8Mi");
-    // 5.5 % are the filesystem's.
-    PLACE.until(namespace, "the disk has 7 MiB", || {
-        (fs::metadata(&disk).unwrap().len() == 7 * MIB).then_some(())
-    });
+    let claim = PLACE.find(CLAIMS, namespace, "vm-root").unwrap();
+    let volume = Resource::cluster("", "v1", "persistentvolumes");
+    let volume = PLACE.find(volume, "", claim["spec"]["volumeName"].as_str().unwrap()).unwrap();
+    let handle = volume["spec"]["csi"]["volumeHandle"].as_str().unwrap();
+    let disk = PLACE.cluster.node_path(&format!("{POOL}/{handle}/disk.img")).unwrap();
+    let length = || fs::metadata(&disk).unwrap().len();
+    let before = length();
+    assert!((64 * MIB..=72 * MIB).contains(&before), "{before}");
+    let larger = json!({"spec": {"resources": {"requests": {"storage": "160Mi"}}}}).to_string();
+    PLACE.kubectl(&["-n", namespace, "patch", "pvc", "vm-root", "--type=merge", "-p", &larger]).unwrap();
+    // Some per cent are the filesystem's.
+    PLACE.until(namespace, "the disk has grown with its claim", || (length() >= 144 * MIB).then_some(()));
+    assert!(length() < 160 * MIB, "{}", length());
     let reported = &instance(namespace, "vm")["status"]["volumeStatus"][0]["persistentVolumeClaimInfo"];
-    assert_eq!(reported["capacity"]["storage"], "8Mi");
+    assert_eq!(reported["capacity"]["storage"], "160Mi");
     until_answers(namespace, "vm", 1);
     PLACE.delete(MACHINES, namespace, "vm");
     PLACE.remove_namespace(namespace);
