@@ -17,10 +17,13 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
         )
     };
     let macpool = json!({"control-plane": "mac-controller-manager"});
-    // Pods that mount a claim for a pool, and jobs that unmount it, listen to nothing.
-    let mut pools = policy("hpp-pool", json!({}), json!([]));
-    pools["spec"]["podSelector"] =
-        json!({"matchExpressions": [{"key": super::pools::LABEL, "operator": "Exists"}]});
+    // Pods that mount a claim for a pool, and jobs that unmount it, listen to nothing. An empty list is not stored: applied
+    // again, it would change the object.
+    let mut pools = policy("hpp-pool", json!({}), json!(null));
+    pools["spec"] = json!({
+        "podSelector": {"matchExpressions": [{"key": super::pools::LABEL, "operator": "Exists"}]},
+        "policyTypes": ["Ingress"],
+    });
     vec![
         pools,
         policy(

@@ -34,8 +34,10 @@ fn installed(generations: bool) -> BTreeSet<String> {
     } else {
         "app.kubernetes.io/part-of=ferrovirt"
     };
+    // EndpointSlices have the labels of their Services, and change with the pods.
     kubectl(&["get", &kinds.join(","), "-A", "-l", label, "-o", &template])
         .lines()
+        .filter(|line| !line.starts_with("EndpointSlice/"))
         .map(str::to_owned)
         .collect()
 }
