@@ -53,7 +53,8 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// [`Kind::Cluster`] if the cluster cannot be reached, an object is kept (with the API server's reason), or something is
 /// not gone in time.
 pub(crate) fn run(arguments: &Uninstall) -> Result<()> {
-    let settings = Settings { namespace: arguments.namespace.clone(), ..Settings::default() };
+    // The rights of sidecars may have been installed.
+    let settings = Settings { namespace: arguments.namespace.clone(), sidecars: true, ..Settings::default() };
     let groups = plan::groups(&manifests(&settings)).map_err(|kind| {
         Error::new(Kind::System, format!("the kind {kind} is installed and cannot be removed: report this"))
     })?;
