@@ -88,17 +88,24 @@ pub(super) fn stays(definition: &ObjectMeta, objects: usize) -> Option<String> {
     }
 }
 
-/// Prefixes of the labels and annotations that agents and operator write on nodes, without those that users write.
-const OF_NODES: [&str; 9] = [
+/// Prefixes of the labels and annotations that agents (`virt-node/agent/src/node`) and operator write on nodes, without those
+/// that users write.
+const OF_NODES: [&str; 15] = [
     "cpu-feature.node.kubevirt.io/",
     "cpu-model.node.kubevirt.io/",
     "cpu-model-migration.node.kubevirt.io/",
+    "cpu-timer.node.kubevirt.io/",
     "cpu-vendor.node.kubevirt.io/",
+    "cpumanager",
     "host-model-cpu.node.kubevirt.io/",
     "host-model-required-features.node.kubevirt.io/",
-    "machine-type.node.kubevirt.io/",
-    "kubevirt.io/schedulable",
+    "hyperv.node.kubevirt.io/",
+    "kubevirt.io/cpumanager",
     "kubevirt.io/heartbeat",
+    "kubevirt.io/ksm-enabled",
+    "kubevirt.io/realtime",
+    "kubevirt.io/schedulable",
+    "machine-type.node.kubevirt.io/",
 ];
 /// The prefix of the resources that agents report of nodes.
 const BRIDGES: &str = "bridge.network.kubevirt.io/";

@@ -15,6 +15,7 @@ use virt::instancetype::Which;
 
 use super::Site;
 use super::instance::INSTANCES;
+use super::options;
 use super::status::{Answered, Refusal};
 use crate::flavor;
 use crate::view::selects;
@@ -24,8 +25,6 @@ const PODS: Resource = Resource::namespaced("", "v1", "pods");
 const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 /// The feature gate.
 const GATE: &str = "ObjectGraph";
-/// Longest body of a request.
-const MOST_BODY: usize = 64 << 10;
 /// Label of a node with the reason for the dependency.
 const DEPENDENCY: &str = "kubevirt.io/dependency-type";
 const COMPUTE: &str = "compute";
@@ -62,15 +61,7 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, plural: &'static str
     if !site.admission.gate(GATE) {
         return Err(Refusal::gate(GATE));
     }
-    let body = call.bytes(MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
-    let options: Options = if body.is_empty() {
-        Options::default()
-    } else {
-        serde_json::from_slice(&body).map_err(|error| {
-            Refusal::new(StatusCode::BAD_REQUEST, format!("the request's options: {error}"))
-        })?
-    };
+    let options: Options = options::read(&mut call).await?;
     let facts = read(&site, &Key::new(call.parameter("namespace"), call.parameter("name")), plural).await?;
     let tree = tree(&facts, &options).to_string();
     Ok(json_answer(StatusCode::OK, tree))

@@ -12,6 +12,7 @@ use serve::websocket::{self, KeepAlive, Messages};
 
 use super::Site;
 use super::access::Permission;
+use super::options;
 use super::status::{Answered, Refusal};
 
 pub(super) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
@@ -22,8 +23,6 @@ const PROTOCOL: &str = "plain.kubevirt.io";
 /// Shutdown grace period of a guest without one in its spec, in seconds.
 const GRACE_SECONDS: i64 = 30;
 const JSON: &str = "application/json";
-/// Longest body of a request.
-const MOST_BODY: usize = 64 << 10;
 /// How long a client with a forwarded port may leave pings unanswered. Other streams have no such limit, as upstream: a
 /// terminal that is suspended keeps its console.
 const FORWARD_SILENCE: Duration = Duration::from_secs(60);
@@ -264,14 +263,12 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: &'static Verb)
         let bytes = (Messages::Bytes, KeepAlive::default());
         return connect(site, &mut call, permission, &path, bytes, check).await;
     }
-    let body = call.bytes(MOST_BODY).await;
+    let body = call.bytes(options::MOST_BODY).await;
     let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
     let key = Key::new(call.parameter("namespace"), call.parameter("name"));
     let instance = ready(&site, &key, |instance, name| instance.check(name, false, verb.needs)).await?;
     if !verb.read && !body.is_empty() {
-        let options: Options = serde_json::from_slice(&body).map_err(|error| {
-            Refusal::new(StatusCode::BAD_REQUEST, format!("the request's options: {error}"))
-        })?;
+        let options: Options = options::parse(&body)?;
         if options.dry_run.is_some_and(|dry| !dry.is_empty()) {
             return Ok(text(StatusCode::OK, ""));
         }

@@ -12,13 +12,12 @@ use serve::route::{Call, text};
 
 use super::Site;
 use super::instance::{INSTANCES, Instance};
+use super::options;
 use super::status::{ATTEMPTS, Answered, Refusal};
 
 const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
 /// How errors name it.
 const KIND: &str = "virtualmachine";
-/// Longest body of a request.
-const MOST_BODY: usize = 64 << 10;
 
 /// Requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,15 +91,7 @@ enum Change {
 /// Answers a request.
 pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: Verb) -> Answered {
     site.gate.admit(&call, "virtualmachines", verb.name()).await?;
-    let body = call.bytes(MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
-    let options: Options = if body.is_empty() {
-        Options::default()
-    } else {
-        serde_json::from_slice(&body).map_err(|error| {
-            Refusal::new(StatusCode::BAD_REQUEST, format!("the request's options: {error}"))
-        })?
-    };
+    let options: Options = options::read(&mut call).await?;
     let name = call.parameter("name");
     let key = Key::new(call.parameter("namespace"), name);
     for _ in 0..ATTEMPTS {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - [`certificates`]: own authority, published with its bundle; the server's certificate while it runs.
-//! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
+//! - [`access`]: authentication and authorization. [`options`]: bodies of requests. [`status`]: refusals as Status objects.
 //! - [`group`], [`discovery`], [`openapi`]: requests of the API server and clients about the group itself.
 //! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`graph`], [`why`]:
 //!   subresources;
@@ -27,6 +27,7 @@ mod group;
 mod instance;
 mod machine;
 mod openapi;
+mod options;
 mod refused;
 mod status;
 mod streams;

@@ -16,12 +16,11 @@ use virt::validate;
 
 use super::Site;
 use super::instance::INSTANCES;
+use super::options;
 use super::status::{ATTEMPTS, Answered, Refusal};
 use crate::compute::EPHEMERAL;
 
 const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
-/// Longest body of a request.
-const MOST_BODY: usize = 64 << 10;
 
 /// Requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +94,7 @@ pub(super) async fn handle(
     path: &'static str,
 ) -> Answered {
     site.gate.admit(&call, target.plural(), path).await?;
-    let body = call.bytes(MOST_BODY).await;
+    let body = call.bytes(options::MOST_BODY).await;
     let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
     let options = parse(&body)?;
     let name = call.parameter("name");
@@ -125,7 +124,7 @@ fn parse(body: &[u8]) -> Result<Options, Refusal> {
     if body.is_empty() {
         return Err(bad("Request with no body, a new name is expected as the request body"));
     }
-    serde_json::from_slice(body).map_err(|error| bad(format!("the request's options: {error}")))
+    options::parse(body)
 }
 
 /// The change of an object's spec.

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use api::launch::Launch;
-use api::launcher::{Answer, Call, Event, Hello, Message, Request, agreed, frame, length};
+use api::launcher::{Answer, Call, Event, Hello, Message, Request, Stats, agreed, frame, length};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -154,6 +154,24 @@ impl Talk {
             | Answer::Facts(_)
             | Answer::Description(_)
             | Answer::Stats(_)
+            | Answer::Screenshot { .. } => Err(unexpected()),
+        }
+    }
+
+    /// Counters of the guest.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub(crate) async fn stats(&mut self) -> Result<Stats> {
+        match self.call(Request::Stats).await? {
+            Answer::Stats(stats) => Ok(stats),
+            Answer::Done
+            | Answer::Launched { .. }
+            | Answer::Status(_)
+            | Answer::Layout(_)
+            | Answer::Facts(_)
+            | Answer::Description(_)
+            | Answer::Agent(_)
             | Answer::Screenshot { .. } => Err(unexpected()),
         }
     }

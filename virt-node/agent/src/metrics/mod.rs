@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::launcher::{Answer, Request, Stats};
+use api::launcher::Stats;
 use api::names::METRICS_PATH;
 use http::StatusCode;
 use serde_json::Value;
@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use crate::error::Result;
 use crate::guests::controller::Controller;
 use crate::guests::osinfo;
-use crate::guests::talk::{Talk, unexpected};
+use crate::guests::talk::Talk;
 use crate::streams::Sessions;
 
 /// How long a guest's launcher and agent may take together.
@@ -108,7 +108,7 @@ async fn ask(opened: impl Future<Output = Result<Talk>>, has_agent: bool, most: 
     let mut report = Report::default();
     let asked = timeout(most, async {
         let mut talk = opened.await?;
-        report.stats = Some(stats(&mut talk).await?);
+        report.stats = Some(talk.stats().await?);
         if has_agent {
             let text = talk.agent_within(osinfo::FILESYSTEMS, AGENT_SECONDS).await?;
             let list = osinfo::filesystems(&text);
@@ -123,25 +123,11 @@ async fn ask(opened: impl Future<Output = Result<Talk>>, has_agent: bool, most: 
     report
 }
 
-async fn stats(talk: &mut Talk) -> Result<Stats> {
-    match talk.call(Request::Stats).await? {
-        Answer::Stats(stats) => Ok(stats),
-        Answer::Done
-        | Answer::Launched { .. }
-        | Answer::Status(_)
-        | Answer::Layout(_)
-        | Answer::Facts(_)
-        | Answer::Description(_)
-        | Answer::Agent(_)
-        | Answer::Screenshot { .. } => Err(unexpected()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
-    use api::launcher::{Message, RefusedKind, frame};
+    use api::launcher::{Answer, Message, RefusedKind, frame};
     use tokio::io::AsyncWriteExt;
 
     use super::*;
