@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::context::Context;
 use super::launcher::{SKIP_HOOKS, Settings};
-use crate::view::{Age, oldest};
+use crate::view::{Age, Gates, oldest};
 
 /// The feature gate of images that the kubelet mounts.
 const IMAGE_VOLUME: &str = "ImageVolume";
@@ -68,7 +68,8 @@ struct Developer {
     use_emulation: Option<bool>,
     cpu_allocation_ratio: Option<u32>,
     memory_overcommit: Option<u32>,
-    feature_gates: Vec<String>,
+    #[serde(flatten)]
+    gates: Gates,
 }
 
 impl From<&Self> for KubeVirt {
@@ -115,7 +116,7 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .vm_rollout_strategy
             .as_deref()
             .map_or(base.live_update, |one| one != "Stage"),
-        image_volumes: developer.feature_gates.iter().any(|gate| gate == IMAGE_VOLUME) || base.image_volumes,
+        image_volumes: developer.gates.has(IMAGE_VOLUME) || base.image_volumes,
         skip_backup_hooks: object.metadata.annotations.get(SKIP_HOOKS).is_some_and(|value| value == "true")
             || base.skip_backup_hooks,
         console_log: configuration.virtual_machine_options.disable_serial_console_log.is_none()
@@ -172,6 +173,9 @@ mod tests {
         let gates =
             r#"{"spec": {"configuration": {"developerConfiguration": {"featureGates": ["ImageVolume"]}}}}"#;
         assert!(over(&base, &object(gates)).image_volumes && !base.image_volumes);
+        let disabled = r#"{"spec": {"configuration": {"developerConfiguration":
+            {"featureGates": ["ImageVolume"], "disabledFeatureGates": ["ImageVolume"]}}}}"#;
+        assert!(!over(&base, &object(disabled)).image_volumes);
         let class = r#"{"spec": {"configuration": {"defaultRuntimeClass": "kata"}}}"#;
         assert_eq!(over(&base, &object(class)).runtime_class.as_deref(), Some("kata"));
         let obsolete =

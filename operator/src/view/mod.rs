@@ -4,6 +4,7 @@
 //! are skipped while reading and take no memory. Not here: full objects (read again before a write that needs them), and
 //! how collections are followed.
 
+mod gates;
 mod instance;
 mod machine;
 mod meta;
@@ -14,6 +15,7 @@ mod set;
 mod size;
 mod volume;
 
+pub(crate) use gates::Gates;
 pub(crate) use instance::{GuestOs, Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
 pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
 pub(crate) use meta::{Age, Condition, Meta, condition, is_false, is_true, oldest};
