@@ -15,7 +15,7 @@
 //! - [`upload`]: the environment of an upload server, its paths and headers, the tokens of clients.
 //! - [`poll`]: the operator's questions about the source of a DataImportCron. [`downloads`]: paths of client downloads.
 //! - [`quantity`]: Kubernetes quantities as bytes. [`duration`]: durations as Go writes them.
-//! - [`names`]: every path, port and metric name of the contracts, once.
+//! - [`nodes`]: labels of nodes. [`names`]: every path, port and metric name of the contracts, once.
 //!
 //! Not here: reading the environment or files, clients.
 
@@ -41,6 +41,7 @@ pub mod manifest;
 pub mod multus;
 pub mod names;
 pub mod net;
+pub mod nodes;
 pub mod poll;
 pub mod quantity;
 pub mod resource;

@@ -1,5 +1,6 @@
 //! The order of a removal, and what stays. Pure.
 
+use api::nodes::{CPU_MANAGER, HEARTBEAT, MERGED_PAGES, PROCESSOR, SCHEDULABLE};
 use api::resource::ObjectMeta;
 use cluster::{Key, Resource};
 use serde_json::{Map, Value, json};
@@ -88,35 +89,22 @@ pub(super) fn stays(definition: &ObjectMeta, objects: usize) -> Option<String> {
     }
 }
 
-/// Prefixes of the labels and annotations that agents (`virt-node/agent/src/node`) and operator write on nodes, without those
-/// that users write.
-const OF_NODES: [&str; 15] = [
-    "cpu-feature.node.kubevirt.io/",
-    "cpu-model.node.kubevirt.io/",
-    "cpu-model-migration.node.kubevirt.io/",
-    "cpu-timer.node.kubevirt.io/",
-    "cpu-vendor.node.kubevirt.io/",
-    "cpumanager",
-    "host-model-cpu.node.kubevirt.io/",
-    "host-model-required-features.node.kubevirt.io/",
-    "hyperv.node.kubevirt.io/",
-    "kubevirt.io/cpumanager",
-    "kubevirt.io/heartbeat",
-    "kubevirt.io/ksm-enabled",
-    "kubevirt.io/realtime",
-    "kubevirt.io/schedulable",
-    "machine-type.node.kubevirt.io/",
-];
+/// Whether a label or annotation of a node is one that agents or operator write; users' own, such as skip-node, are not.
+fn is_of_platform(name: &str) -> bool {
+    let begins = PROCESSOR.iter().any(|prefix| name.starts_with(prefix));
+    begins || CPU_MANAGER.contains(&name) || [HEARTBEAT, MERGED_PAGES, SCHEDULABLE].contains(&name)
+}
+
 /// The prefix of the resources that agents report of nodes.
 const BRIDGES: &str = "bridge.network.kubevirt.io/";
 
 /// The merge patches of a Node and of its status that remove what the platform wrote on it; `None`: there is nothing.
 pub(super) fn cleaned(node: &Value) -> (Option<Value>, Option<Value>) {
-    let without = |of: &Value, fields: [&str; 2], prefixes: &[&str]| {
+    let without = |of: &Value, fields: [&str; 2], is_ours: fn(&str) -> bool| {
         let mut changes = Map::new();
         for field in fields {
             let names = of[field].as_object().into_iter().flat_map(Map::keys);
-            let ours = names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+            let ours = names.filter(|name| is_ours(name));
             let gone: Map<String, Value> = ours.map(|name| (name.clone(), Value::Null)).collect();
             if !gone.is_empty() {
                 changes.insert(field.to_owned(), Value::Object(gone));
@@ -124,8 +112,8 @@ pub(super) fn cleaned(node: &Value) -> (Option<Value>, Option<Value>) {
         }
         (!changes.is_empty()).then_some(Value::Object(changes))
     };
-    let metadata = without(&node["metadata"], ["labels", "annotations"], &OF_NODES);
-    let status = without(&node["status"], ["capacity", "allocatable"], &[BRIDGES]);
+    let metadata = without(&node["metadata"], ["labels", "annotations"], is_of_platform);
+    let status = without(&node["status"], ["capacity", "allocatable"], |name| name.starts_with(BRIDGES));
     (metadata.map(|changes| json!({"metadata": changes})), status.map(|changes| json!({"status": changes})))
 }
 

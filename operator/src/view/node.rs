@@ -1,5 +1,6 @@
 //! Nodes as controllers see them.
 
+use api::nodes::{HEARTBEAT, SCHEDULABLE};
 use serde::Deserialize;
 
 use super::Meta;
@@ -14,12 +15,12 @@ pub(crate) struct Node {
 impl Node {
     /// Whether an agent offers the node to instances.
     pub(crate) fn schedulable(&self) -> bool {
-        self.metadata.label("kubevirt.io/schedulable") == Some("true")
+        self.metadata.label(SCHEDULABLE) == Some("true")
     }
 
     /// When the agent last reported, in seconds since 1970; `None` if it never did.
     pub(crate) fn heartbeat(&self) -> Option<u64> {
-        let text = self.metadata.annotation("kubevirt.io/heartbeat")?;
+        let text = self.metadata.annotation(HEARTBEAT)?;
         u64::try_from(text.parse::<jiff::Timestamp>().ok()?.as_second()).ok()
     }
 }

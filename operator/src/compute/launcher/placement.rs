@@ -2,6 +2,7 @@
 //! nodes that can run its guest, which virt-agent sets. With emulation those are the emulator's.
 
 use api::kubevirt::VirtualMachineInstanceSpec;
+use api::nodes::SCHEDULABLE;
 use serde_json::{Value, json};
 
 use super::{Settings, Unsupported};
@@ -40,7 +41,7 @@ pub(super) fn place(
     }
     let mut selector =
         raw.get("nodeSelector").filter(|value| value.is_object()).cloned().unwrap_or(json!({}));
-    selector["kubevirt.io/schedulable"] = json!("true");
+    selector[SCHEDULABLE] = json!("true");
     selector["kubernetes.io/arch"] = json!(spec.architecture.as_deref().unwrap_or("amd64"));
     if raw.pointer("/domain/cpu/dedicatedCpuPlacement") == Some(&json!(true)) {
         selector["cpumanager"] = json!("true");

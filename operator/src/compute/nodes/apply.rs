@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::nodes::SCHEDULABLE;
 use cluster::{Key, Outcome, Scope};
 use serde::de::IgnoredAny;
 use serde_json::json;
@@ -24,7 +25,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         Some(Step::Wait(time)) => Outcome::After(Duration::from_secs(time.saturating_sub(now).max(1))),
         Some(Step::MarkUnresponsive) => {
             let meta = &node.metadata;
-            let labels = json!({"kubevirt.io/schedulable": "false"});
+            let labels = json!({SCHEDULABLE: "false"});
             let patch = json!({"metadata": {"resourceVersion": meta.resource_version, "labels": labels}});
             if let Err(error) = context.client.merge_patch::<IgnoredAny>(NODES, key, &patch).await {
                 tracing::warn!(node = %key, error = error.chain(), "cannot mark a node without heartbeat unschedulable; retrying");

@@ -11,7 +11,7 @@ const RESERVED: [&str; 6] = [
     "kubevirt.io/migrationJobUID",
     "kubevirt.io/nodeName",
     "kubevirt.io/migrationTargetNodeName",
-    "kubevirt.io/schedulable",
+    api::nodes::SCHEDULABLE,
     "kubevirt.io/install-strategy",
 ];
 

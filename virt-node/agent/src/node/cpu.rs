@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use api::launcher::capabilities::Capabilities;
+use api::nodes::{CPU_MANAGER, MERGED_PAGES};
 use serde::Deserialize;
 
 /// Features with different names in libvirt and the kernel.
@@ -65,14 +66,14 @@ pub(crate) fn labels(
         labels.set("cpu-timer.node.kubevirt.io/tsc-scalable", tsc.scalable.to_string());
     }
     let manager: CpuManager = serde_json::from_str(&files.cpu_manager).unwrap_or_default();
-    for name in ["cpumanager", "kubevirt.io/cpumanager"] {
+    for name in CPU_MANAGER {
         labels.set(name, (manager.policy_name == "static").to_string());
     }
     // Realtime tasks may use the whole of a processor.
     if files.realtime.trim() == "-1" {
         labels.set("kubevirt.io/realtime", String::new());
     }
-    labels.set("kubevirt.io/ksm-enabled", (files.ksm.trim() == "1").to_string());
+    labels.set(MERGED_PAGES, (files.ksm.trim() == "1").to_string());
     labels.0
 }
 

@@ -3,27 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use api::nodes::{HEARTBEAT, PROCESSOR, SCHEDULABLE};
 use serde_json::{Value, json};
 
-/// Whether launcher pods may be scheduled here.
-pub(crate) const SCHEDULABLE: &str = "kubevirt.io/schedulable";
-/// When the agent was last alive; older than five minutes, the operator takes the node for dead.
-pub(crate) const HEARTBEAT: &str = "kubevirt.io/heartbeat";
 /// A node with this label keeps the processor labels it has.
 pub(crate) const SKIP: &str = "node-labeller.kubevirt.io/skip-node";
-/// Labels that begin so, and no others, are the processor's and are removed when they are not true any more.
-const OWN_PREFIXES: [&str; 10] = [
-    "cpu-feature.node.kubevirt.io/",
-    "cpu-model.node.kubevirt.io/",
-    "cpu-model-migration.node.kubevirt.io/",
-    "cpu-timer.node.kubevirt.io/",
-    "cpu-vendor.node.kubevirt.io/",
-    "host-model-cpu.node.kubevirt.io/",
-    "host-model-required-features.node.kubevirt.io/",
-    "hyperv.node.kubevirt.io/",
-    "kubevirt.io/realtime",
-    "machine-type.node.kubevirt.io/",
-];
 /// Upstream's rhythm: one minute, and up to as much again and a fifth.
 const HEARTBEAT_MIN: Duration = Duration::from_secs(60);
 const HEARTBEAT_SPREAD: Duration = Duration::from_secs(72);
@@ -57,7 +41,7 @@ pub(crate) fn patch(facts: &Facts, found: &BTreeMap<String, String>, now: &str) 
         }
         // Nothing is known yet right after the start.
         if !facts.labels.is_empty() {
-            let own = |name: &String| OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+            let own = |name: &String| PROCESSOR.iter().any(|prefix| name.starts_with(prefix));
             for name in found.keys().filter(|name| own(name) && !facts.labels.contains_key(*name)) {
                 labels.insert(name.clone(), Value::Null);
             }
