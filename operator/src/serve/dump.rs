@@ -70,8 +70,7 @@ struct Facts {
 /// Answers a request.
 pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: Verb) -> Answered {
     site.gate.admit(&call, "virtualmachines", verb.name()).await?;
-    let body = call.bytes(MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
+    let body = call.bytes(MOST_BODY).await?;
     let options = match verb {
         Verb::Dump => parse(&body)?,
         Verb::Remove => Options::default(),

@@ -33,8 +33,7 @@ pub(super) async fn stored(site: Arc<Site>, call: Call) -> Answered {
 /// Expands the VM that a client sends.
 pub(super) async fn sent(site: Arc<Site>, mut call: Call) -> Answered {
     site.gate.admit(&call, "expand-vm-spec", "").await?;
-    let body = call.bytes(MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
+    let body = call.bytes(MOST_BODY).await?;
     let machine = parse(&body, call.parameter("namespace"))?;
     expanded(&site, call.parameter("namespace"), machine, StatusCode::BAD_REQUEST).await
 }

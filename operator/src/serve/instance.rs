@@ -263,8 +263,7 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: &'static Verb)
         let bytes = (Messages::Bytes, KeepAlive::default());
         return connect(site, &mut call, permission, &path, bytes, check).await;
     }
-    let body = call.bytes(options::MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
+    let body = call.bytes(options::MOST_BODY).await?;
     let key = Key::new(call.parameter("namespace"), call.parameter("name"));
     let instance = ready(&site, &key, |instance, name| instance.check(name, false, verb.needs)).await?;
     if !verb.read && !body.is_empty() {

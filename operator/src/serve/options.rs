@@ -14,8 +14,7 @@ pub(super) const MOST_BODY: usize = 64 << 10;
 /// # Errors
 /// 400 and 413: the body cannot be read, or is larger than [`MOST_BODY`].
 pub(super) async fn read<T: DeserializeOwned + Default>(call: &mut Call) -> Result<T, Refusal> {
-    let body = call.bytes(MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
+    let body = call.bytes(MOST_BODY).await?;
     if body.is_empty() { Ok(T::default()) } else { parse(&body) }
 }
 

@@ -73,6 +73,13 @@ impl Refusal {
     }
 }
 
+impl From<route::Refusal> for Refusal {
+    /// A body that cannot be read.
+    fn from(refusal: route::Refusal) -> Self {
+        Self::new(refusal.status(), refusal.to_string())
+    }
+}
+
 impl From<cluster::Error> for Refusal {
     /// A failed call to the API server: what is absent or refused there is so here; all else is ours to solve.
     fn from(error: cluster::Error) -> Self {

@@ -94,8 +94,7 @@ pub(super) async fn handle(
     path: &'static str,
 ) -> Answered {
     site.gate.admit(&call, target.plural(), path).await?;
-    let body = call.bytes(options::MOST_BODY).await;
-    let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
+    let body = call.bytes(options::MOST_BODY).await?;
     let options = parse(&body)?;
     let name = call.parameter("name");
     let key = Key::new(call.parameter("namespace"), name);
