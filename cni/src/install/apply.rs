@@ -99,7 +99,7 @@ pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Outcome, Error>
 /// Removes this program and the links to it from `folder`. A folder that is not there has nothing to remove.
 ///
 /// # Errors
-/// [`Kind::Io`]. What was removed before stays so.
+/// [`Kind::Io`]. Files removed before the error stay removed.
 pub(super) fn uninstall(folder: &Path) -> Result<Outcome, Error> {
     let checksum = sum(&own_program()?);
     let mut files = Vec::new();

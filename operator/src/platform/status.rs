@@ -65,7 +65,7 @@ fn facts(side: Side, state: &State) -> Vec<Fact> {
                 ("Degraded", false, reason, text),
             ]
         }
-        // Upstream's odd triple: what was deployed is available while the next release replaces it.
+        // As upstream: the deployed release is available while the next one replaces it, and all three are True.
         State::Updating(from, to) => {
             let (reason, text) = match side {
                 Side::Compute => (

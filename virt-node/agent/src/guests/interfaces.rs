@@ -75,17 +75,9 @@ pub(crate) async fn mend(
     let (network, launched) = wired?;
     // Those that are there change at most their link.
     for one in &launched {
-        match talk.call(Request::AttachInterface(Box::new(one.clone()))).await? {
-            Answer::Layout(_) => {}
-            Answer::Done
-            | Answer::Launched { .. }
-            | Answer::Status(_)
-            | Answer::Facts(_)
-            | Answer::Agent(_)
-            | Answer::Description(_)
-            | Answer::Stats(_)
-            | Answer::Screenshot { .. } => return Err(unexpected()),
-        }
+        let Answer::Layout(_) = talk.call(Request::AttachInterface(Box::new(one.clone()))).await? else {
+            return Err(unexpected());
+        };
     }
     let statuses = network.statuses(&launched);
     Ok((network, statuses))

@@ -79,17 +79,9 @@ pub(crate) async fn launch(
     });
     let (launch, network) = prepared?;
     if !adopt {
-        match talk.launch(&launch).await? {
-            Answer::Launched { .. } => {}
-            Answer::Done
-            | Answer::Status(_)
-            | Answer::Layout(_)
-            | Answer::Facts(_)
-            | Answer::Agent(_)
-            | Answer::Description(_)
-            | Answer::Stats(_)
-            | Answer::Screenshot { .. } => return Err(super::talk::unexpected()),
-        }
+        let Answer::Launched { .. } = talk.launch(&launch).await? else {
+            return Err(super::talk::unexpected());
+        };
     }
     let started = Started {
         interfaces: network.statuses(&launch.interfaces),

@@ -145,17 +145,8 @@ impl Talk {
     /// As [`Self::call`].
     pub(crate) async fn agent_within(&mut self, command: &str, timeout_seconds: u32) -> Result<String> {
         let request = Request::Agent { command: command.to_owned(), timeout_seconds };
-        match self.call(request).await? {
-            Answer::Agent(text) => Ok(text),
-            Answer::Done
-            | Answer::Launched { .. }
-            | Answer::Status(_)
-            | Answer::Layout(_)
-            | Answer::Facts(_)
-            | Answer::Description(_)
-            | Answer::Stats(_)
-            | Answer::Screenshot { .. } => Err(unexpected()),
-        }
+        let Answer::Agent(text) = self.call(request).await? else { return Err(unexpected()) };
+        Ok(text)
     }
 
     /// Counters of the guest.
@@ -163,17 +154,8 @@ impl Talk {
     /// # Errors
     /// As [`Self::call`].
     pub(crate) async fn stats(&mut self) -> Result<Stats> {
-        match self.call(Request::Stats).await? {
-            Answer::Stats(stats) => Ok(stats),
-            Answer::Done
-            | Answer::Launched { .. }
-            | Answer::Status(_)
-            | Answer::Layout(_)
-            | Answer::Facts(_)
-            | Answer::Description(_)
-            | Answer::Agent(_)
-            | Answer::Screenshot { .. } => Err(unexpected()),
-        }
+        let Answer::Stats(stats) = self.call(Request::Stats).await? else { return Err(unexpected()) };
+        Ok(stats)
     }
 
     /// The next event, for which [`Request::Watch`] was called; `None`: none came in time.

@@ -15,7 +15,7 @@ use super::{Refused, flag, key, picture, pointer};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 use crate::guests::osinfo::{self, Answers};
-use crate::guests::talk::Talk;
+use crate::guests::talk::{Talk, unexpected};
 
 /// Methods and names of all commands.
 pub(super) const COMMANDS: [(&str, &str); 10] = [
@@ -51,18 +51,8 @@ pub(super) async fn run(
     let body = call.bytes(BODY_MAX).await.map_err(|refusal| Refused::bad(refusal.to_string()))?;
     let (_, pod) = controller.pod_of(&key(call)).map_err(|error| Refused::missing(error.chain()))?;
     let (mut talk, _) = Talk::open(&pod).await?;
-    let status = match talk.call(Request::Status).await? {
-        Reply::Status(status) => status,
-        Reply::Done
-        | Reply::Launched { .. }
-        | Reply::Layout(_)
-        | Reply::Agent(_)
-        | Reply::Facts(_)
-        | Reply::Description(_)
-        | Reply::Stats(_)
-        | Reply::Screenshot { .. } => {
-            return Err(crate::guests::talk::unexpected().into());
-        }
+    let Reply::Status(status) = talk.call(Request::Status).await? else {
+        return Err(unexpected().into());
     };
     check(name, &status)?;
     let list = |value: Option<Value>| {
@@ -78,23 +68,15 @@ pub(super) async fn run(
         "guestosinfo" => list(Some(osinfo::everything(&answers(&mut talk).await))),
         "userlist" => list(osinfo::users(&talk.agent(osinfo::USERS).await?)),
         "filesystemlist" => list(osinfo::filesystems(&talk.agent(osinfo::FILESYSTEMS).await?)),
-        "vnc/screenshot" => match talk.call(Request::Screenshot).await? {
-            Reply::Screenshot { content, .. } => {
-                let picture = STANDARD.decode(content).ok().and_then(picture::png);
-                let picture = picture.ok_or_else(|| {
-                    Error::new(Kind::Launcher, "the screenshot of the guest is not an image")
-                })?;
-                Ok(serve::route::with_type(StatusCode::OK, "image/png", picture.into()))
-            }
-            Reply::Done
-            | Reply::Launched { .. }
-            | Reply::Status(_)
-            | Reply::Layout(_)
-            | Reply::Agent(_)
-            | Reply::Facts(_)
-            | Reply::Description(_)
-            | Reply::Stats(_) => Err(crate::guests::talk::unexpected().into()),
-        },
+        "vnc/screenshot" => {
+            let Reply::Screenshot { content, .. } = talk.call(Request::Screenshot).await? else {
+                return Err(unexpected().into());
+            };
+            let picture = STANDARD.decode(content).ok().and_then(picture::png);
+            let picture = picture
+                .ok_or_else(|| Error::new(Kind::Launcher, "the screenshot of the guest is not an image"))?;
+            Ok(serve::route::with_type(StatusCode::OK, "image/png", picture.into()))
+        }
         "freeze" => {
             let freeze: Freeze = if body.is_empty() {
                 Freeze::default()
