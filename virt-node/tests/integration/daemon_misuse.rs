@@ -53,6 +53,7 @@ fn a_machine_and_a_run_that_is_not_its_own_have_other_names() {
     daemon.run(&machine);
     daemon.says(&["stop", "mine", "--force"]);
     daemon.until("mine", "Stopped");
+    eventually("the run of the VM is gone", || daemon.object("vmi/mine").is_none().then_some(()));
     is_refused(&tried(&daemon, &instance("mine", DISK)), wanted);
 
     // The output of `get` for a VM and its run can be stored again: while they exist, and when they are gone.

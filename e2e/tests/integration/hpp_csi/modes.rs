@@ -209,8 +209,13 @@ fn bound_with_pods(space: &Space, prefix: &str) -> [Duration; 4] {
         let groups: Vec<&[String]> = if at_once { vec![names.as_slice()] } else { names.chunks(1).collect() };
         let mut times: Vec<Duration> =
             groups.into_iter().flat_map(|group| bound_together(space, class, group)).collect();
+        let volumes: Vec<String> = names.iter().map(|name| format!("pvc-{}", space.uid(name))).collect();
         for kind in ["Pod", "PersistentVolumeClaim"] {
             names.iter().for_each(|name| space.delete(kind, name));
+        }
+        // Their room comes back while nothing is measured.
+        for volume in &volumes {
+            until("the PV is gone", || space.get("PersistentVolume", volume).is_none().then_some(()));
         }
         times.sort();
         times[times.len() / 2]

@@ -3,25 +3,33 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1;
+use hyper::upgrade::Upgraded;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
 
 use crate::platform::place::Place;
 
 /// How long connecting, and an answer of the guest, may take.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
 /// An open console.
 pub(crate) struct Console<'a> {
     place: &'a Place,
-    socket: WebSocketStream<TlsStream<TcpStream>>,
+    socket: Socket,
 }
 
 impl<'a> Console<'a> {
@@ -56,28 +64,39 @@ impl<'a> Console<'a> {
         let path = format!(
             "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{name}/{subresource}"
         );
-        let mut request = format!("wss://{host}:6443{path}").into_client_request().unwrap();
-        request.headers_mut().insert("sec-websocket-protocol", "plain.kubevirt.io".parse().unwrap());
+        let mut request = Request::builder()
+            .uri(path)
+            .header("host", format!("{host}:6443"))
+            .header("connection", "Upgrade")
+            .header("upgrade", "websocket")
+            .header("sec-websocket-version", "13")
+            .header("sec-websocket-key", generate_key())
+            .header("sec-websocket-protocol", "plain.kubevirt.io");
         if let Some(user) = user {
-            request.headers_mut().insert("impersonate-user", user.parse().unwrap());
-            request.headers_mut().insert("impersonate-group", "system:authenticated".parse().unwrap());
+            request =
+                request.header("impersonate-user", user).header("impersonate-group", "system:authenticated");
         }
+        let request = request.body(Empty::<Bytes>::new()).unwrap();
         let connecting = async {
             let stream = TcpStream::connect((host.as_str(), 6443)).await.unwrap();
             let name = ServerName::try_from(host.clone()).unwrap();
             let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
-            tokio_tungstenite::client_async(request, stream).await
+            let connected = http1::handshake(TokioIo::new(stream)).await;
+            let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
+            tokio::spawn(connection.with_upgrades());
+            let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+            let status = answer.status();
+            // The text of a refusal can come in a packet of its own.
+            if status != StatusCode::SWITCHING_PROTOCOLS {
+                let body = answer.into_body().collect().await.map_err(|error| format!("{status} {error}"))?;
+                return Err(format!("{status} {}", String::from_utf8_lossy(&body.to_bytes())));
+            }
+            let stream = hyper::upgrade::on(answer).await.map_err(|error| error.to_string())?;
+            Ok(WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Client, None).await)
         };
         let connected = place.cluster.run(async { timeout(TIMEOUT, connecting).await });
-        match connected {
-            Ok(Ok((socket, _))) => Ok(Self { place, socket }),
-            Ok(Err(Error::Http(answer))) => {
-                let body = answer.body().as_deref().unwrap_or_default();
-                Err(format!("{} {}", answer.status(), String::from_utf8_lossy(body)))
-            }
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("no answer".to_owned()),
-        }
+        let socket = connected.map_err(|_| "no answer".to_owned())??;
+        Ok(Self { place, socket })
     }
 
     /// Sends a byte, and waits until the guest has sent `answer`.
@@ -102,9 +121,7 @@ impl<'a> Console<'a> {
     }
 
     /// The next message of the guest; an error at the end. Pings are answered.
-    async fn message(
-        socket: &mut WebSocketStream<TlsStream<TcpStream>>,
-    ) -> Result<tokio_tungstenite::tungstenite::Bytes, String> {
+    async fn message(socket: &mut Socket) -> Result<Bytes, String> {
         loop {
             let message = socket.next().await.ok_or("the console was closed")?;
             match message.map_err(|error| error.to_string())? {
