@@ -19,6 +19,7 @@ mod entry;
 mod environment;
 mod error;
 mod folder;
+mod handover;
 mod iso;
 mod output;
 mod plan;

@@ -8,10 +8,9 @@
 //!                     └───┴───── again ◄──────┘ ends otherwise: the guest goes on, the next worker takes over
 //! ```
 //!
-//! The socket is made here and is the worker's standard input: callers wait in it while there is no worker.
+//! The socket is made here, and each worker gets it ([`crate::handover`]): callers wait in it while there is no worker.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -32,6 +31,7 @@ use rustix::thread::{
 use crate::environment::{environment, own};
 use crate::error::{Error, Kind};
 use crate::folder::Folder;
+use crate::handover::Handover;
 use crate::{capabilities, plan};
 use guest::signals::{self as sys, Signal};
 
@@ -134,7 +134,7 @@ fn listen(folder: &Folder) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-fn start(folder: &Folder, socket: &UnixListener, stop: bool) -> Result<Pid, Error> {
+fn start(folder: &Folder, socket: &UnixListener, handover: &Handover, stop: bool) -> Result<Pid, Error> {
     let refused = || failed("the worker cannot be started");
     let mut command = own();
     command.arg("worker").arg(folder.path());
@@ -142,8 +142,8 @@ fn start(folder: &Folder, socket: &UnixListener, stop: bool) -> Result<Pid, Erro
         command.arg("--stop");
     }
     environment(&mut command, folder);
-    let socket: OwnedFd = socket.try_clone().map_err(refused())?.into();
-    let worker = command.stdin(Stdio::from(socket)).spawn().map_err(refused())?;
+    let input = handover.offer(socket).map_err(refused())?;
+    let worker = command.stdin(Stdio::from(input)).spawn().map_err(refused())?;
     i32::try_from(worker.id())
         .ok()
         .and_then(Pid::from_raw)
@@ -157,9 +157,10 @@ struct Worker {
 }
 
 fn supervise(folder: &Folder, socket: &UnixListener, say: &impl Fn(&str)) -> Result<Exit, Error> {
+    let handover = Handover::new().map_err(failed("a pair of sockets for workers cannot be made"))?;
     let (mut stop, mut failures) = (false, 0);
     loop {
-        let worker = Worker { id: start(folder, socket, stop)?, since: Instant::now() };
+        let worker = Worker { id: start(folder, socket, &handover, stop)?, since: Instant::now() };
         // From here on it sleeps, most of the time.
         sys::trim_heap();
         let status = watch(&worker, &mut stop)?;

@@ -6,7 +6,6 @@
 //! ```
 
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -91,8 +90,7 @@ fn write_events(events: &Receiver<Arc<[u8]>>, output: &Mutex<UnixStream>) {
 }
 
 /// Takes clients on the socket that is standard input.
-pub(super) fn listen(guest: Arc<Guest>, clients: Arc<Clients>) -> io::Result<()> {
-    let socket = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+pub(super) fn listen(socket: UnixListener, guest: Arc<Guest>, clients: Arc<Clients>) -> io::Result<()> {
     framing::accept(socket, CLIENTS_MAX, move |client| drop(serve(client, &guest, &clients)))
 }
 

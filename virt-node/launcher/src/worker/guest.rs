@@ -19,6 +19,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::Notice;
+use super::claims::Claims;
 use super::dump::Dumps;
 use super::facts;
 use super::freeze::{Freeze, Thawed};
@@ -89,6 +90,8 @@ struct Going {
 pub(super) struct Guest {
     folder: Folder,
     connection: Arc<Connection>,
+    /// Block devices that are its own.
+    claims: Claims,
     notices: Sender<Notice>,
     /// Its DHCP responders.
     responders: Responders,
@@ -101,11 +104,17 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(folder: Folder, connection: Arc<Connection>, notices: Sender<Notice>) -> Self {
+    pub(super) fn new(
+        folder: Folder,
+        connection: Arc<Connection>,
+        claims: Claims,
+        notices: Sender<Notice>,
+    ) -> Self {
         Self {
             freeze: Freeze::new(folder.clone(), notices.clone()),
             folder,
             connection,
+            claims,
             notices,
             responders: Responders::default(),
             starting: Mutex::default(),
@@ -135,8 +144,15 @@ impl Guest {
         self.respond(launch)
     }
 
+    /// Takes over a guest that runs: its block devices and its DHCP responders.
+    pub(super) fn take_over(&self, launch: &Launch) -> Result<(), Error> {
+        let kept = self.claims.keep(launch);
+        self.respond(launch)?;
+        kept
+    }
+
     /// Starts the DHCP responders.
-    pub(super) fn respond(&self, launch: &Launch) -> Result<(), Error> {
+    fn respond(&self, launch: &Launch) -> Result<(), Error> {
         self.responders.set(&launch.interfaces)
     }
 
@@ -375,10 +391,14 @@ impl Guest {
             self.folder.keep_tpm(Path::new(state))?;
         }
         launch.layout = domain.layout;
+        self.claims.hold(&launch)?;
         self.keep(&launch)?;
         self.folder.forget(Deadline::Kill)?;
         self.folder.forget(Deadline::Thaw)?;
-        libvirt::create(&self.connection, &domain.xml, launch.paused)?;
+        if let Err(failure) = libvirt::create(&self.connection, &domain.xml, launch.paused) {
+            self.claims.release()?;
+            return Err(failure.into());
+        }
         self.folder.set_started(&launch)?;
         let processor = self.domain().ok().and_then(|domain| processor(&domain, &launch));
         Ok(Answer::Launched { new: true, layout: launch.layout, processor })
@@ -425,9 +445,11 @@ impl Guest {
             return Err(invalid(&"the guest was started without a slot for such a device; restart it"));
         }
         launch.layout = layout;
+        self.claims.hold(&launch)?;
         let attached = self.keep(&launch).map_err(Refusal::from);
         if let Err(refusal) = attached.and_then(|()| Ok(libvirt::attach(&running, &xml)?)) {
             self.keep(&before)?;
+            self.claims.keep(&before)?;
             return Err(refusal);
         }
         Ok(Answer::Layout(launch.layout))
@@ -578,6 +600,7 @@ impl Guest {
         launch.layout.slots.remove(alias);
         launch.layout.units.retain(|unit, _| unit.split_once('/').map_or("", |(_, name)| name) != alias);
         self.keep(launch)?;
+        self.claims.keep(launch)?;
         Ok(true)
     }
 

@@ -7,6 +7,7 @@
 //!    └──────── events ◄──── this thread: the guest's end ◄──┘
 //! ```
 
+mod claims;
 mod clients;
 mod dump;
 mod facts;
@@ -29,8 +30,10 @@ use rustix::process::{Signal as Sent, getppid, set_parent_process_death_signal};
 
 use crate::error::{Error, Kind};
 use crate::folder::{Deadline, Folder};
+use crate::handover::Found;
 use crate::plan::{self, First, StartState};
 use ::guest::signals as sys;
+use claims::Claims;
 use clients::Clients;
 use guest::Guest;
 
@@ -66,13 +69,15 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     let outer = getppid();
     sys::block_signals().map_err(system("signals cannot be blocked"))?;
     let folder = Folder::new(path)?;
+    let found = Found::take().map_err(system("the supervisor's sockets cannot be taken over"))?;
+    let claims = Claims::new(found.kept, found.devices);
     let (sender, notices) = channel();
     let connection = libvirt::open(&folder, sender.clone()).map_err(|error| failed("libvirt", error))?;
     let domain = libvirt::settled(&connection).map_err(|error| failed("libvirt", error))?.is_some();
-    let found =
+    let state =
         StartState { exit: folder.exit()?, launch: folder.launch()?, domain, started: folder.started()? };
     let mut adopted = None;
-    match plan::first(found) {
+    match plan::first(state) {
         First::End(exit) => return Ok(exit),
         First::Record(launch, cause) => return record(&folder, &launch.uid, cause),
         First::Refuse => {
@@ -90,7 +95,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     // Of a start that was cut short, it is about no guest.
     let left = if adopted.is_some() { folder.remaining(Deadline::Kill)? } else { None };
     let frozen = if adopted.is_some() { folder.remaining(Deadline::Thaw)? } else { None };
-    let guest = Arc::new(Guest::new(folder, connection, sender.clone()));
+    let guest = Arc::new(Guest::new(folder, connection, claims, sender.clone()));
     if left.is_some() {
         // Before the first request for its state.
         guest.set_stopping();
@@ -98,12 +103,12 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     if let Some(left) = frozen {
         guest.thaw_in(left).map_err(|error| failed("the guest's filesystems cannot be thawed", error))?;
     }
-    if let Some(Err(error)) = adopted.map(|launch| guest.respond(&launch)) {
-        // It has its addresses; that it cannot ask for them again is no reason to leave it alone.
+    if let Some(Err(error)) = adopted.map(|launch| guest.take_over(&launch)) {
+        // It has its addresses and its disks; that it cannot ask for them again is no reason to leave it alone.
         drop(writeln!(io::stderr(), "{}", error.chain()));
     }
     let clients = Arc::new(Clients::default());
-    clients::listen(Arc::clone(&guest), Arc::clone(&clients))
+    clients::listen(found.listener, Arc::clone(&guest), Arc::clone(&clients))
         .map_err(system("cannot use the launcher's socket"))?;
     watch_signals(sender.clone()).map_err(system("signals cannot be waited for"))?;
     if stop {

@@ -4,10 +4,11 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::chown;
 use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use api::launch::{Media, OnReboot};
+use api::launch::{Launch, Media, OnReboot};
 use api::launcher::{Answer, Cause, Event, PauseReason, RefusedKind, Request, State};
 use api::names::QEMU_ID;
 use guest::CallError;
@@ -73,6 +74,70 @@ fn a_guest_starts_pauses_goes_on_is_reset_and_is_killed() {
     assert!(rebooted > 0, "{seen:?}");
     assert_eq!(seen.last(), Some(&State::Ended), "{seen:?}");
     assert!(seen.contains(&State::Paused) && seen.contains(&State::Running), "{seen:?}");
+}
+
+/// A loop device on a file.
+struct Loop(String);
+
+impl Loop {
+    fn on(file: &Path) -> Self {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        Self(String::from_utf8(made.stdout).unwrap().trim().to_owned())
+    }
+
+    /// A launch document for a disk on the device, through a node of the launcher's own, as pods have them.
+    fn document(&self, launcher: &Launcher) -> Launch {
+        let node = launcher.folder().join("device");
+        if !node.exists() {
+            let number = rustix::fs::stat(self.0.as_str()).unwrap().st_rdev;
+            let (kind, mode) = (rustix::fs::FileType::BlockDevice, rustix::fs::Mode::from_raw_mode(0o600));
+            rustix::fs::mknodat(rustix::fs::CWD, &node, kind, mode, number).unwrap();
+            chown(&node, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
+        }
+        let mut document = launcher.document(HALTS);
+        let Media::Storage(storage) = &mut document.disks[0].media else { panic!("a disk") };
+        (storage.path, storage.block) = (node.to_str().unwrap().to_owned(), true);
+        document
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        drop(Command::new("losetup").args(["-d", &self.0]).status());
+    }
+}
+
+#[test]
+fn a_block_device_is_one_guests_by_whatever_node() {
+    let place = Launcher::new();
+    drop(place.document(HALTS));
+    let device = Loop::on(&place.folder().join("disk.img"));
+    let (mut first, mut second, third) = (Launcher::new(), Launcher::new(), Launcher::new());
+    first.launch(&device.document(&first));
+    first.until_serial("K");
+    let is_refused = |launcher: &Launcher| {
+        let (_, said) = refused(launcher.client().launch(&device.document(launcher)));
+        assert!(said.contains("device is in use: another guest writes it"), "{said}");
+        assert_eq!(launcher.status().state, State::Waiting);
+    };
+    is_refused(&second);
+    for _ in 0..3 {
+        kill(first.worker(), Signal::KILL);
+        first.until(State::Running);
+        is_refused(&second);
+    }
+    // A disk that guests share is nobody's.
+    let mut shared = device.document(&third);
+    shared.disks[0].shareable = true;
+    third.launch(&shared);
+
+    first.ask(Request::Kill).unwrap();
+    first.ends(Cause::Killed);
+    second.launch(&device.document(&second));
+    second.until_serial("K");
+    second.ask(Request::Kill).unwrap();
+    second.ends(Cause::Killed);
 }
 
 #[test]
