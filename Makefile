@@ -152,7 +152,7 @@ endif
 # The tests come last, so that the output ends with the runner's lines.
 test: deps fmt-check clippy deny check-tests
 
-check: deps
+check: deps cni
 	benches/check $(BASE)
 
 fmt-check: deps

@@ -1,5 +1,5 @@
 //! The kernel's networking, as much of it as the plugins and virt-node need: links, addresses and routes ([`netlink`]), the
-//! packet filter ([`nft`]), network namespaces ([`Namespace`]) and tap devices ([`tap`]).
+//! packet filter ([`nft`]), locked ports of bridges ([`locked`]), network namespaces ([`Namespace`]) and tap devices ([`tap`]).
 //!
 //! Synchronous, with no thread and no async runtime: a plugin process lives for a few milliseconds, and a daemon calls from a
 //! thread of its own.
@@ -7,6 +7,7 @@
 //! Not here: CNI, Kubernetes, the desired state.
 
 mod error;
+pub mod locked;
 mod mac;
 mod namespace;
 pub mod netlink;

@@ -13,6 +13,9 @@ use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
 use crate::netlink::socket::{Refusal, Reply, Socket};
 
+/// From linux/netlink.h.
+const NLM_F_BULK: u16 = 0x200;
+
 /// Multicast groups of the kernel's notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -49,6 +52,11 @@ impl Request {
     /// A request to make something in place of what may be there.
     pub fn replace(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
         Self { message, flags: NLM_F_CREATE | NLM_F_REPLACE, what: what.into() }
+    }
+
+    /// A request to remove all that its conditions hold for. Kernels before Linux 5.19 refuse.
+    pub fn bulk(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
+        Self { message, flags: NLM_F_BULK, what: what.into() }
     }
 
     /// A request for all there is. It must be the only one of its batch.

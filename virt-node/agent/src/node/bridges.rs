@@ -1,8 +1,9 @@
 //! Bridges of the node as resources of its Node object, so that the scheduler finds the nodes that have a network:
-//! `bridge.network.kubevirt.io/NAME`, 1000 of each. In place of bridge-marker.
+//! `bridge.network.kubevirt.io/NAME`, 1000 of each. In place of bridge-marker. The forwarding entries of locked ports follow
+//! the VLANs of the ports: a change of these is a link event, too.
 //!
 //! ```text
-//! kernel's link events ─┐
+//! kernel's link events ─┬─► link::locked
 //! Node object (watch) ──┴─► bridges there ─► plan ─► merge patch of the Node's status
 //! ```
 //!
@@ -13,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster::{Cache, Client, Key, Resource, Scope};
-use link::Namespace;
 use link::netlink::{Event, Link, Router};
+use link::{Namespace, locked};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
@@ -106,13 +107,15 @@ fn is_name(name: &str) -> bool {
         && name.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
 
-/// Reports the bridges of a network namespace, at once and after each change, until the receiver is gone. On a thread of its
-/// own, which stays in that namespace.
+/// Reports the bridges of a network namespace, and has the entries of its locked ports follow their VLANs, at once and after
+/// each change, until the receiver is gone. On a thread of its own, which stays in that namespace.
 fn follow(namespace: &Path, tell: &watch::Sender<BTreeSet<String>>) -> Result<()> {
     Namespace::open(namespace)?.enter()?;
     let mut events = Router::open()?;
     events.listen(Event::Link)?;
     let mut router = Router::open()?;
+    router.strict()?;
+    let mut unfixed = Vec::new();
     while !tell.is_closed() {
         let links = Link::all(&router.ask(Link::list(None))?);
         let bridges = links.iter().filter(|link| link.is_bridge()).map(|link| link.name.clone());
@@ -122,6 +125,12 @@ fn follow(namespace: &Path, tell: &watch::Sender<BTreeSet<String>>) -> Result<()
             *known = bridges;
             new
         });
+        // Bridges are reported even so. A lasting reason is logged once.
+        let reasons = locked::follow(&links, &mut router).unwrap_or_else(|error| vec![error.chain()]);
+        for reason in reasons.iter().filter(|reason| !unfixed.contains(*reason)) {
+            tracing::warn!(reason, "the forwarding entries of a locked port do not match its VLANs");
+        }
+        unfixed = reasons;
         if events.wait(TIMEOUT)? {
             std::thread::sleep(GATHER);
         }
@@ -181,6 +190,9 @@ async fn show(client: &Client, key: &Key, patch: &Value) -> Result<()> {
         .map(drop)
         .map_err(|error| Error::with(Kind::Cluster, format!("cannot write the status of node {key}"), error))
 }
+
+#[cfg(test)]
+mod vlan_guest;
 
 #[cfg(test)]
 mod tests {
