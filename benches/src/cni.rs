@@ -20,6 +20,8 @@ use serde_json::{Value, json};
 
 use crate::compare::{Bar, Comparison, Figures};
 
+mod frames;
+
 /// The rows' names, in the order of the table.
 pub const ROWS: &[&str] = &[
     "cni: L2 ADD",
@@ -30,14 +32,41 @@ pub const ROWS: &[&str] = &[
     "cni: DEL of nothing",
     "cni: GC of 500 stale",
     "cni: 900 attachments",
+    "cni: macspoofchk at 900",
+    "cni: frames at 400",
 ];
 
-/// How often what is compared with the reference is done.
-const TIMES: usize = 200;
-/// Attachments of the full node.
-const MANY: usize = 900;
-/// Attachments that a GC finds left behind.
-const STALE: usize = 500;
+/// How often a call is made, and how many attachments there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    /// How often what is compared with the reference is done.
+    pub times: usize,
+    /// Attachments of the full node.
+    pub many: usize,
+    /// Attachments that a GC finds left behind.
+    pub stale: usize,
+    /// Attachments of the bridge that forwards frames.
+    pub forwarding: usize,
+    /// How often each bridge forwards, in turn.
+    pub rounds: usize,
+    /// Datagrams of one round.
+    pub datagrams: usize,
+    /// Bytes of one round.
+    pub bytes: usize,
+}
+
+impl Counts {
+    /// Those of the rows' names.
+    pub const FULL: Self = Self {
+        times: 200,
+        many: 900,
+        stale: 500,
+        forwarding: 400,
+        rounds: 15,
+        datagrams: 200_000,
+        bytes: 256 << 20,
+    };
+}
 
 /// A network namespace that goes when dropped.
 struct Namespace {
@@ -79,6 +108,7 @@ enum Side {
 
 /// Node, pod, and the plugins of both sides.
 pub struct Bench {
+    counts: Counts,
     pod: Namespace,
     work: tempfile::TempDir,
     peers: PathBuf,
@@ -93,7 +123,7 @@ impl Bench {
     ///
     /// # Errors
     /// There are no such programs, or no right to make namespaces.
-    pub fn new(plugin: &Path, peers: &Path) -> Result<Self> {
+    pub fn new(plugin: &Path, peers: &Path, counts: Counts) -> Result<Self> {
         ensure!(plugin.is_file(), "{} is not there: make cni builds it", plugin.display());
         ensure!(peers.join("bridge").is_file(), "{} has no plugins: make peers builds them", peers.display());
         let work = tempfile::tempdir()?;
@@ -109,7 +139,7 @@ impl Bench {
         run(Command::new("ip").args(["link", "add", "keep0", "up", "type", "veth", "peer", "name", "keep1"]))?;
         run(Command::new("ip").args(["link", "set", "keep0", "up", "master", "br0"]))?;
         run(Command::new("ip").args(["link", "set", "keep1", "up"]))?;
-        Ok(Self { pod, work, peers: peers.to_owned(), home, _node: node })
+        Ok(Self { counts, pod, work, peers: peers.to_owned(), home, _node: node })
     }
 
     /// Measures a row.
@@ -133,6 +163,8 @@ impl Bench {
             "cni: DEL of nothing" => vec![self.deletes_of_nothing(name)?],
             "cni: GC of 500 stale" => vec![self.collection(name)?],
             "cni: 900 attachments" => self.full_node(name)?,
+            "cni: macspoofchk at 900" => vec![self.checked_on_a_full_node(name)?],
+            "cni: frames at 400" => frames::compare(self, name)?,
             other => bail!("{other} is no row"),
         };
         Ok(compared)
@@ -143,7 +175,7 @@ impl Bench {
         let config = config("net", keys);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         self.warm(&config)?;
-        for turn in 0..TIMES {
+        for turn in 0..self.counts.times {
             for side in in_turn(turn) {
                 let took = self.call(side, "ADD", self.one("c1"), &config)?;
                 self.call(side, "DEL", self.one("c1"), &config)?;
@@ -163,7 +195,7 @@ impl Bench {
         let config = config("net", &json!({}));
         let (mut ours, mut theirs, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
         self.warm(&config)?;
-        for turn in 0..TIMES {
+        for turn in 0..self.counts.times {
             for side in in_turn(turn) {
                 self.call(side, "ADD", self.one("c1"), &config)?;
                 let took = self.call(side, "DEL", self.one("c1"), &config)?;
@@ -187,7 +219,7 @@ impl Bench {
     fn deletes_of_nothing(&self, row: &str) -> Result<Comparison> {
         let config = config("net", &json!({}));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for turn in 0..TIMES {
+        for turn in 0..self.counts.times {
             for side in in_turn(turn) {
                 let took = self.call(side, "DEL", self.one("c1"), &config)?;
                 match side {
@@ -202,11 +234,8 @@ impl Bench {
 
     fn collection(&self, row: &str) -> Result<Comparison> {
         let config = config("stale", &json!({"macspoofchk": true}));
-        let _pods = self.fill(STALE, &config)?;
-        let mut call: Value = serde_json::from_str(&config)?;
-        call["cni.dev/valid-attachments"] = json!([]);
-        let took =
-            Figures::of(vec![self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())?])?;
+        let _pods = self.fill(self.counts.stale, &config)?;
+        let took = Figures::of(vec![self.collect("stale")?])?;
         let left = String::from_utf8(run(Command::new("ip").args(["-o", "link"]))?)?;
         ensure!(!left.contains("stale/"), "the GC left links behind: {left}");
         Ok(Comparison::new(row, took, "-", took, Bar::Below(1000.0)))
@@ -228,19 +257,20 @@ impl Bench {
             }
             Ok((Figures::of(adds)?, Figures::of(deletes)?))
         };
+        let times = self.counts.times;
         let kernels = || -> Result<(Figures, Figures)> {
             let (mut adds, mut deletes) = (Vec::new(), Vec::new());
-            for _ in 0..TIMES / 4 {
+            for _ in 0..times / 4 {
                 adds.push(self.in_netlink("ADD", &config)?);
                 deletes.push(self.in_netlink("DEL", &config)?);
             }
             Ok((Figures::of(adds)?, Figures::of(deletes)?))
         };
         self.warm(&config)?;
-        let (empty, kernel_empty) = (measured(Side::Ours, TIMES / 4)?, kernels()?);
-        let _pods = self.fill(MANY, &config)?;
-        let (full, kernel_full) = (measured(Side::Ours, TIMES / 4)?, kernels()?);
-        let theirs = measured(Side::Theirs, TIMES / 20)?;
+        let (empty, kernel_empty) = (measured(Side::Ours, times / 4)?, kernels()?);
+        let _pods = self.fill(self.counts.many, &config)?;
+        let (full, kernel_full) = (measured(Side::Ours, times / 4)?, kernels()?);
+        let theirs = measured(Side::Theirs, times / 20)?;
         let mut call: Value = serde_json::from_str(&config)?;
         call["cni.dev/valid-attachments"] = json!([]);
         self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())?;
@@ -259,6 +289,37 @@ impl Bench {
                 Bar::None,
             ),
         ])
+    }
+
+    /// ADD with and without macspoofchk in turn, on a node with 900 checked attachments.
+    fn checked_on_a_full_node(&self, row: &str) -> Result<Comparison> {
+        let (checked, plain) = (config("many", &json!({"macspoofchk": true})), config("many", &json!({})));
+        self.warm(&checked)?;
+        let _pods = self.fill(self.counts.many, &checked)?;
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        for turn in 0..self.counts.times {
+            let add = |config: &str, times: &mut Vec<Duration>| -> Result<()> {
+                times.push(self.call(Side::Ours, "ADD", self.one("c1"), config)?);
+                self.call(Side::Ours, "DEL", self.one("c1"), config).map(drop)
+            };
+            if turn.is_multiple_of(2) {
+                add(&checked, &mut with)?;
+                add(&plain, &mut without)?;
+            } else {
+                add(&plain, &mut without)?;
+                add(&checked, &mut with)?;
+            }
+        }
+        self.collect("many")?;
+        let (with, without) = (Figures::of(with)?, Figures::of(without)?);
+        Ok(Comparison::new(row, with, "ours, without macspoofchk", without, Bar::BothWithin(0.3)))
+    }
+
+    /// GC of all attachments of a network.
+    fn collect(&self, network: &str) -> Result<Duration> {
+        let mut call: Value = serde_json::from_str(&config(network, &json!({"macspoofchk": true})))?;
+        call["cni.dev/valid-attachments"] = json!([]);
+        self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())
     }
 
     /// Attaches so many pods.

@@ -76,7 +76,8 @@ fn main() -> Result<ExitCode> {
         };
         let plugin = given(args.cni, "FERROVIRT_CNI", "cni")?;
         all.sizes.push(size::of("cni", &plugin)?);
-        let bench = cni::Bench::new(&plugin, &given(args.peers, "FERROVIRT_PEERS", "peers")?)?;
+        let peers = given(args.peers, "FERROVIRT_PEERS", "peers")?;
+        let bench = cni::Bench::new(&plugin, &peers, cni::Counts::FULL)?;
         calls(|row| bench.row(row), &of_cni, &mut all);
     }
     let of_csi: Vec<&str> = csi::ROWS.iter().copied().filter(|name| chosen(name)).collect();
