@@ -38,15 +38,8 @@ impl Launcher {
         Namespace::create(&path).unwrap();
         Namespace::create(&folder.path().join("node")).unwrap();
         let cluster = Arc::new(Cluster::default());
-        let node = Node {
-            network: folder.path().join("node"),
-            mounts: None,
-            configurations: folder.path().join("net.d"),
-        };
         std::fs::create_dir(folder.path().join("net.d")).unwrap();
-        let shared = vec!["infra".to_owned()];
-        let networks = Networks::new(Arc::clone(&cluster) as _, node, folder.path(), vec![plugins()], shared);
-        let networks = Arc::new(networks);
+        let networks = agent(folder.path(), &cluster);
         let child = inside(&path, || {
             for command in commands {
                 run(command);
@@ -106,6 +99,13 @@ impl Drop for Launcher {
             drop(Namespace::remove(&self.folder.path().join(name)));
         }
     }
+}
+
+/// The agent's attachments, as it starts on a node with these files.
+fn agent(folder: &Path, cluster: &Arc<Cluster>) -> Arc<Networks> {
+    let node = Node { network: folder.join("node"), mounts: None, configurations: folder.join("net.d") };
+    let shared = vec!["infra".to_owned()];
+    Arc::new(Networks::new(Arc::clone(cluster) as _, node, folder, vec![plugins()], shared))
 }
 
 fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {

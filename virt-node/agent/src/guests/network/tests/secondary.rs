@@ -225,6 +225,38 @@ fn attachments_that_were_cut_short_are_taken_back_first() {
     assert_eq!((pod.on_node().len(), pod.kept()), (1, 1));
 }
 
+/// The fault between ADD and DEL, and whether the agent had noted the answer of ADD by then. 50 times with FERROVIRT_SOAK=1.
+#[test]
+fn nothing_is_left_after_a_fault_between_add_and_del() {
+    let rounds = if std::env::var_os("FERROVIRT_SOAK").is_some() { 50 } else { 6 };
+    for round in 0..rounds {
+        let (fault, noted) = (["API server", "agent", "node"][round % 3], round / 3 % 2 == 0);
+        let mut pod = Launcher::with_eth0();
+        pod.cluster.define("ns/blue", &pod.config(&json!({})));
+        pod.cluster.refuses.store(fault == "API server", Ordering::Relaxed);
+        let wired = pod.wire(spec(&["blue"]));
+        assert_eq!(wired.is_err(), fault == "API server", "{fault}");
+        assert_eq!((pod.on_node().len(), pod.kept()), (1, 1), "{fault}");
+        if !noted {
+            pod.rewrite(|record| drop(record.remove("result")));
+        }
+        if fault == "node" {
+            pod.child.kill().unwrap();
+            pod.child.wait().unwrap();
+            for name in ["netns", "node"] {
+                Namespace::remove(&pod.folder.path().join(name)).unwrap();
+            }
+            Namespace::create(&pod.folder.path().join("node")).unwrap();
+        }
+        if fault != "API server" {
+            pod.networks = agent(pod.folder.path(), &pod.cluster);
+        }
+        pod.sweep(&|_| false);
+        assert_eq!((pod.kept(), pod.on_node()), (0, vec![]), "{fault}, noted: {noted}");
+        assert_eq!(pod.calls(), ["ADD", "DEL"], "{fault}, noted: {noted}");
+    }
+}
+
 #[test]
 fn a_network_is_plugged_again_after_an_unplug_that_was_cut_short() {
     let mut pod = Launcher::with_eth0();
