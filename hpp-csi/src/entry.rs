@@ -25,6 +25,7 @@ use crate::group::GroupService;
 use crate::identity::IdentityService;
 use crate::metadata::MetadataService;
 use crate::node::NodeService;
+use crate::pool_states::StatesService;
 use crate::pools::Pools;
 use crate::socket::Socket;
 use crate::{health, metrics, mounter, publications, registration, worker};
@@ -32,6 +33,7 @@ use csi::controller_server::ControllerServer;
 use csi::group_controller_server::GroupControllerServer;
 use csi::identity_server::IdentityServer;
 use csi::node_server::NodeServer;
+use csi::pools::pools_server::PoolsServer;
 use csi::snapshot_metadata_server::SnapshotMetadataServer;
 
 /// Longest message that is taken in; CSI's fields are small.
@@ -118,12 +120,14 @@ async fn answer(config: &Config, driver: Driver, stopped: watch::Receiver<bool>)
     let group =
         GroupControllerServer::new(GroupService { pools: pools.clone(), groups, lanes: lanes.clone() });
     let metadata = SnapshotMetadataServer::new(MetadataService { blocks, lanes });
+    let states = PoolsServer::new(StatesService { pools: pools.clone() });
     let node = NodeServer::new(NodeService { pools, published, staging, publishing, expansion });
     let router = Server::builder()
         .add_service(identity.max_decoding_message_size(MESSAGE_MAX))
         .add_service(controller.max_decoding_message_size(MESSAGE_MAX))
         .add_service(group.max_decoding_message_size(MESSAGE_MAX))
         .add_service(metadata.max_decoding_message_size(MESSAGE_MAX))
+        .add_service(states.max_decoding_message_size(MESSAGE_MAX))
         .add_service(node.max_decoding_message_size(MESSAGE_MAX));
     let mut stopping = stopped.clone();
     let registered = async {

@@ -11,7 +11,7 @@
 //! [`mounter`] is another program in the same file: it mounts the volume of a pool's claim.
 //!
 //! The process is also its own node-driver-registrar ([`registration`]) and livenessprobe ([`health`]), and serves
-//! [`metrics`].
+//! [`metrics`], and the node's agent the [`pool_states`].
 //!
 //! Not here: HTTP, logs and signals (`serve`), Kubernetes.
 
@@ -43,6 +43,7 @@ mod node;
 mod pagination;
 mod plan;
 mod pool;
+mod pool_states;
 mod pools;
 mod publications;
 mod record;

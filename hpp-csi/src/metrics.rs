@@ -118,7 +118,7 @@ fn is_shared_with_os(state: &Path, open: &Open<'_>) -> bool {
 }
 
 /// Device and inode of the file of a volume that is one.
-fn file(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<(u64, u64)>> {
+pub(crate) fn file(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<(u64, u64)>> {
     let stat = match shape {
         Shape::Folder => None,
         Shape::Block => open.blocks()?.stat(id)?,

@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use csi::pools::pools_client::PoolsClient;
+use csi::pools::{ListRequest, Pool};
 use csi::registration::registration_client::RegistrationClient;
 use csi::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use csi::*;
@@ -43,6 +45,31 @@ fn registered(socket: &Path) -> PluginInfo {
         kubelet.notify_registration_status(status).await.unwrap();
         info
     })
+}
+
+#[test]
+fn the_agent_can_ask_for_the_state_of_pools() {
+    let place = Place::new("xfs", GIB);
+    for (more, enforced) in [(r#","enforce":"none""#, false), (r#","enforce":"loop""#, true)] {
+        let driver = one_pool_of("node1", &place, more, &[]);
+        let client = driver.client();
+        let state = || {
+            let mut pools = PoolsClient::new(client.channel());
+            let answer = client.runtime().block_on(pools.list(ListRequest {})).unwrap().into_inner();
+            let [pool] = <[Pool; 1]>::try_from(answer.pools).unwrap();
+            pool
+        };
+        let before = state();
+        assert!(before.ready && !before.read_only && before.enforced == enforced, "{before:?}");
+        assert!(before.free_bytes > before.size_bytes / 2, "{before:?}");
+        assert!(before.limit_bytes <= before.size_bytes, "{before:?}");
+        client.create(volume("disk", 300 * MIB, block()));
+        let after = state();
+        let reserved = after.reserved_bytes - before.reserved_bytes;
+        assert!((300 << 20..301 << 20).contains(&reserved), "{before:?} {after:?}");
+        assert!(after.buffered_volumes.is_empty(), "{after:?}");
+        client.delete_volume(DeleteVolumeRequest { volume_id: "disk".into(), ..Default::default() }).unwrap();
+    }
 }
 
 #[test]

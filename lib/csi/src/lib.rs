@@ -1,5 +1,6 @@
-//! The wire types of CSI 1.12, of the Kubernetes SnapshotMetadata API, and of the kubelet's plugin registration and device plugins, generated from `proto/`:
-//! servers for the driver (hpp-csi) and for device plugins (virt-agent), clients for virt-node, and no handwritten code.
+//! The wire types of CSI 1.12, of the Kubernetes SnapshotMetadata API, of the kubelet's plugin registration and device
+//! plugins, and of the state of hpp-csi's pools, generated from `proto/`: servers for the driver (hpp-csi) and for device
+//! plugins (virt-agent), clients for virt-agent and virt-node, and no handwritten code.
 //!
 //! Not here: what the messages mean.
 
@@ -26,4 +27,9 @@ pub mod registration {
 /// The kubelet's device plugin API, v1beta1.
 pub mod deviceplugin {
     tonic::include_proto!("v1beta1");
+}
+
+/// The state of hpp-csi's pools, for the agent of its node.
+pub mod pools {
+    tonic::include_proto!("ferrovirt.pools");
 }

@@ -9,6 +9,7 @@ use csi::controller_service_capability::{Type, rpc};
 use csi::group_controller_client::GroupControllerClient;
 use csi::identity_client::IdentityClient;
 use csi::node_client::NodeClient;
+use csi::pools::pools_client::PoolsClient;
 use csi::{ControllerGetCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -112,6 +113,11 @@ impl Driver {
     /// A client of its controller service.
     pub(super) fn controller(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())
+    }
+
+    /// A client of its pools' states, which hpp-csi serves and other drivers do not.
+    pub(super) fn pools(&self) -> PoolsClient<Channel> {
+        PoolsClient::new(self.channel.clone())
     }
 
     /// A client of its group controller service.

@@ -13,7 +13,7 @@
 //! - [`content`], [`group`]: the same of VolumeSnapshotContents and VolumeGroupSnapshotContents (pure).
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
 //!   [`resize`], [`modify`], [`snapshots`], [`groups`]: one file for each kind of work. [`conditions`]: those of claims. [`capacity`]:
-//!   CSIStorageCapacity objects. [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks
+//!   CSIStorageCapacity objects. [`pools`]: events about the node's pools. [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks
 //!   for clients outside of the node.
 //!
 //! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
@@ -32,6 +32,7 @@ pub(crate) mod metadata;
 mod modify;
 mod objects;
 mod plan;
+mod pools;
 mod removal;
 mod request;
 mod resize;
@@ -76,7 +77,11 @@ async fn serve(client: &Client, settings: &Settings) {
     sidecars.synced().await;
     let driver = Driver::wait(&settings.socket).await;
     let controller = Controller::start(client, driver, settings, sidecars.clone()).await;
-    tokio::join!(Arc::clone(&controller).run(), provide(&controller, settings, &sidecars));
+    tokio::join!(
+        Arc::clone(&controller).run(),
+        provide(&controller, settings, &sidecars),
+        pools::watch(&controller)
+    );
 }
 
 /// Keeps capacities, and takes up claims and PVs, whenever stock csi-provisioner does not.
