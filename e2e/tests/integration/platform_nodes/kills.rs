@@ -90,9 +90,13 @@ impl Program {
         }
     }
 
-    /// Its process.
+    /// Its process on the first node; the operator's, with pods on any node, also on the second.
     pub(crate) fn process(self) -> Option<Pid> {
-        processes().into_iter().find(|(_, line, pod)| self.is(line, *pod)).map(|(pid, _, _)| pid)
+        let found = |all: Vec<(Pid, String, bool)>| {
+            all.into_iter().find(|(_, line, pod)| self.is(line, *pod)).map(|(pid, _, _)| pid)
+        };
+        let second = || (self == Self::Operator).then(|| processes_of(&PLACE.cluster.place().second()));
+        found(processes()).or_else(|| found(second()?))
     }
 
     /// Whether a stream from a user to the guest goes through other programs only.
