@@ -4,6 +4,7 @@
 //! The node sees the host's files, but /etc, /opt, /run, /var/lib and /var/log are its own, and so are those
 //! settings of the kernel that kubelet changes. Not here: the world outside the namespaces, see `supervisor`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::symlink;
@@ -543,19 +544,7 @@ fn pod_network(place: &Place) -> serde_json::Value {
 
 /// The tests' own image, under two names: the sandboxes' and the tools'.
 fn busybox(place: &Place) -> Result<()> {
-    let program = Path::new("/bin/busybox");
-    let listed =
-        Command::new(program).arg("--list").output().context("cannot run busybox; run `make deps`")?;
-    let mut members: std::collections::BTreeMap<_, _> = ["dev", "etc", "proc", "run", "sys", "var"]
-        .map(|folder| (folder.to_owned(), Member::Folder { mode: 0o755 }))
-        .into();
-    members.insert("tmp".into(), Member::Folder { mode: 0o1777 });
-    members.insert("bin/busybox".into(), Member::File { from: program.to_owned(), mode: 0o755 });
-    for applet in String::from_utf8_lossy(&listed.stdout).lines().filter(|applet| *applet != "busybox") {
-        members.insert(format!("bin/{applet}"), Member::Link { to: "busybox".into() });
-    }
-    members.insert("etc/passwd".into(), Member::Text { content: PASSWD.into(), mode: 0o644 });
-    let layer = layer::pack(&members, &place.path("busybox.layer"))?;
+    let layer = layer::pack(&shell()?, &place.path("busybox.layer"))?;
     let tag = |repository: &str, entrypoint: &[&str]| Tag {
         repository: repository.into(),
         name: "1".into(),
@@ -568,6 +557,26 @@ fn busybox(place: &Place) -> Result<()> {
     ];
     archive::write(&place.path("busybox.tar"), &[layer], &tags)?;
     Ok(())
+}
+
+/// Files of an image with a shell and small tools: busybox.
+///
+/// # Errors
+/// When it is not installed.
+pub fn shell() -> Result<BTreeMap<String, Member>> {
+    let program = Path::new("/bin/busybox");
+    let listed =
+        Command::new(program).arg("--list").output().context("cannot run busybox; run `make deps`")?;
+    let mut members: BTreeMap<_, _> = ["dev", "etc", "proc", "run", "sys", "var"]
+        .map(|folder| (folder.to_owned(), Member::Folder { mode: 0o755 }))
+        .into();
+    members.insert("tmp".into(), Member::Folder { mode: 0o1777 });
+    members.insert("bin/busybox".into(), Member::File { from: program.to_owned(), mode: 0o755 });
+    for applet in String::from_utf8_lossy(&listed.stdout).lines().filter(|applet| *applet != "busybox") {
+        members.insert(format!("bin/{applet}"), Member::Link { to: "busybox".into() });
+    }
+    members.insert("etc/passwd".into(), Member::Text { content: PASSWD.into(), mode: 0o644 });
+    Ok(members)
 }
 
 const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\nqemu:x:107:107:qemu:/:/bin/sh\n";

@@ -16,6 +16,7 @@ mod restart;
 mod snapshots;
 mod sources;
 mod space;
+mod suite;
 
 use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

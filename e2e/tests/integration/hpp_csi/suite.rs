@@ -1,0 +1,180 @@
+//! Kubernetes' own tests of a CSI driver, its External.Storage suite, on this driver. `suite/driver.yaml` declares the
+//! driver's capabilities, `suite/failures.json` lists the cases that fail, with reasons; both are the same for stock sidecars
+//! and for the agent. Part of `make soak`, which builds the suite, and which runs its slow cases too.
+//!
+//! Not here: cases that stop the kubelet or need the cluster for themselves, which the suite marks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use e2e::{node, programs};
+use image::archive::{self, Tag};
+use image::layer::{self, Member};
+use serde::Deserialize;
+
+use crate::hpp_csi::{CLUSTER, alone, provisioner};
+
+/// The registry of all images, which no node asks, because it has them.
+const REGISTRY: &str = "localhost/suite";
+/// Images that the cases use: the same files under each name.
+const IMAGES: [&str; 5] = ["agnhost", "busybox", "jessie-dnsutils", "nginx", "pause"];
+/// Of the C library and its loader, which GNU dd needs.
+const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu/libc.so.6", "lib64/ld-linux-x86-64.so.2"];
+/// Cases at once.
+const AT_ONCE: &str = "4";
+
+/// A report of ginkgo: runs of suites.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Report {
+    spec_reports: Vec<Case>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Case {
+    container_hierarchy_texts: Option<Vec<String>>,
+    leaf_node_text: String,
+    leaf_node_type: String,
+    state: String,
+    #[serde(default)]
+    run_time: u64,
+    failure: Option<Failure>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Failure {
+    message: String,
+}
+
+impl Case {
+    /// Without the words that all cases share.
+    fn name(&self) -> String {
+        let texts = self.container_hierarchy_texts.iter().flatten().skip(1).map(String::as_str);
+        let words: Vec<&str> = texts.chain([self.leaf_node_text.as_str()]).collect();
+        words.join(" ")
+    }
+
+    fn failed(&self) -> bool {
+        !["passed", "skipped", "pending"].contains(&self.state.as_str())
+    }
+}
+
+/// Gives the node the images that the suite's cases name: a shell with small tools, GNU dd, agnhost.
+fn import_images(suite: &Path, repositories: &Path, folder: &Path) {
+    let listed = Command::new(suite.join("external"))
+        .args(["--provider=skeleton", "--list-images"])
+        .env("KUBE_TEST_REPO_LIST", repositories)
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let tags: Vec<Tag> = listed
+        .lines()
+        .filter_map(|image| image.rsplit_once(':'))
+        .filter_map(|(repository, version)| {
+            let name = repository.strip_prefix(REGISTRY)?.strip_prefix('/')?;
+            let entrypoint = if name == "agnhost" { "/agnhost" } else { "/bin/sh" };
+            IMAGES.contains(&name).then(|| Tag {
+                repository: repository.to_owned(),
+                name: version.to_owned(),
+                entrypoint: vec![entrypoint.to_owned()],
+                user: None,
+            })
+        })
+        .collect();
+    assert!(tags.len() >= IMAGES.len(), "{listed}");
+    let mut members = node::shell().unwrap();
+    members.insert("agnhost".into(), Member::File { from: suite.join("agnhost"), mode: 0o755 });
+    // busybox's cannot write without the page cache.
+    members.insert("bin/dd".into(), Member::File { from: "/bin/dd".into(), mode: 0o755 });
+    for library in LIBRARIES {
+        members.insert(library.into(), Member::File { from: Path::new("/").join(library), mode: 0o755 });
+    }
+    let layer = layer::pack(&members, &folder.join("suite.layer")).unwrap();
+    let archive = folder.join("suite.tar");
+    archive::write(&archive, &[layer], &tags).unwrap();
+    CLUSTER.import_images(&archive).unwrap();
+}
+
+#[test]
+#[ignore = "needs Kubernetes' suite, which `make soak` builds"]
+fn external_storage_fails_in_listed_cases_only() {
+    let _driver = alone();
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/hpp_csi/suite");
+    let listed: BTreeMap<String, String> =
+        serde_json::from_str(&fs::read_to_string(here.join("failures.json")).unwrap()).unwrap();
+    let suite = programs::built("suite").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let repositories = folder.path().join("repositories.yaml");
+    let registries = ["promoterE2eRegistry", "gcRegistry"];
+    let registries: Vec<String> = registries.iter().map(|name| format!("{name}: {REGISTRY}\n")).collect();
+    fs::write(&repositories, registries.concat()).unwrap();
+    import_images(&suite, &repositories, folder.path());
+
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let skipped = [r"\[Feature:Windows\]", r"\[Disruptive\]", r"\[Serial\]", r"\[Slow\]"];
+    let skipped = &skipped[..if soak { 3 } else { 4 }];
+    // Developers run some cases.
+    let focus = std::env::var("FERROVIRT_FOCUS").unwrap_or_else(|_| "External.Storage".to_owned());
+    // ginkgo runs programs of this ending.
+    let program = folder.path().join("external.test");
+    std::os::unix::fs::symlink(suite.join("external"), &program).unwrap();
+    let kubeconfig = CLUSTER.kubeconfig();
+    let output = fs::File::create(folder.path().join("output")).unwrap();
+    let ended = Command::new(suite.join("ginkgo"))
+        .arg(format!("--procs={AT_ONCE}"))
+        .args(["--timeout=90m", "--json-report=report.json"])
+        .arg(format!("--output-dir={}", folder.path().display()))
+        .arg(format!("--focus={focus}"))
+        .arg(format!("--skip={}", skipped.join("|")))
+        .arg(&program)
+        .arg("--")
+        .arg(format!("--storage.testdriver={}", here.join("driver.yaml").display()))
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format!("--kubectl-path={}", programs::built("kubernetes").unwrap().join("kubectl").display()))
+        .args(["--provider=skeleton", "--num-nodes=1"])
+        .env("KUBE_TEST_REPO_LIST", &repositories)
+        .current_dir(folder.path())
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
+        .status()
+        .unwrap();
+    if let Some(kept) = std::env::var_os("FERROVIRT_CLUSTER_LOGS") {
+        fs::create_dir_all(&kept).unwrap();
+        fs::copy(folder.path().join("output"), Path::new(&kept).join("external-storage.log")).unwrap();
+    }
+    let report = fs::read_to_string(folder.path().join("report.json"));
+    let report = report.unwrap_or_else(|error| {
+        panic!("{ended}: {error}: {}", fs::read_to_string(folder.path().join("output")).unwrap())
+    });
+    let runs: Vec<Report> = serde_json::from_str(&report).unwrap();
+    let cases: Vec<&Case> = runs.iter().flat_map(|run| &run.spec_reports).collect();
+    let (cases, others): (Vec<&Case>, Vec<&Case>) =
+        cases.into_iter().partition(|case| case.leaf_node_type == "It");
+    assert!(!others.iter().any(|case| case.failed()), "{others:?}");
+    let names = |of: &dyn Fn(&Case) -> bool| -> BTreeSet<String> {
+        cases.iter().filter(|case| of(case)).map(|case| case.name()).collect()
+    };
+    let (run, failed) = (names(&|case| case.state != "skipped"), names(&Case::failed));
+    for case in cases.iter().filter(|case| case.failed()) {
+        let message = case.failure.as_ref().map(|failure| failure.message.as_str()).unwrap_or_default();
+        println!("{} after {} s: {}: {message}", case.state, case.run_time / 1_000_000_000, case.name());
+    }
+    // The suite gives a reason for each case that it leaves out by the declared capabilities.
+    let mut left_out: BTreeMap<&str, u32> = BTreeMap::new();
+    for case in cases.iter().filter(|case| case.state == "skipped") {
+        let message = case.failure.as_ref().map(|failure| failure.message.as_str()).unwrap_or_default();
+        *left_out.entry(message).or_default() += 1;
+    }
+    println!("left out: {left_out:#?}");
+    println!("{:?}: {} of {} cases run, {} failed", provisioner(), run.len(), cases.len(), failed.len());
+    assert!(run.len() > if focus == "External.Storage" { 50 } else { 0 }, "{} cases run", run.len());
+    let all = names(&|_| true);
+    let unknown: Vec<&String> = listed.keys().filter(|name| !all.contains(*name)).collect();
+    assert!(unknown.is_empty(), "cases that the suite does not have: {unknown:?}");
+    let expected: BTreeSet<String> = listed.into_keys().filter(|name| run.contains(name)).collect();
+    assert_eq!(failed, expected);
+}
