@@ -19,6 +19,7 @@ pub(crate) mod hyperconverged;
 mod images;
 mod imports;
 mod life;
+mod logs;
 mod loss;
 pub(crate) mod machines;
 mod manifests;

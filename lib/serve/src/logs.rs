@@ -7,12 +7,23 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Directive;
 use tracing_subscriber::fmt::writer::MakeWriter;
 
 /// Runs a write of log lines while something else (a progress bar) is out of the way.
 pub type Around = Box<dyn Fn(&mut dyn FnMut()) + Send + Sync>;
 
 static AROUND: OnceLock<Around> = OnceLock::new();
+
+/// The filter of the process's log, which [`set_levels`] replaces.
+struct Reload {
+    /// The level of the start.
+    level: LevelFilter,
+    replace: Box<dyn Fn(EnvFilter) + Send + Sync>,
+}
+
+static RELOAD: OnceLock<Reload> = OnceLock::new();
 
 /// The level of klog's `-v=N`: up to 2 info, 3 and 4 debug, from 5 on trace.
 pub fn klog_level(n: u8) -> LevelFilter {
@@ -26,25 +37,47 @@ pub fn klog_level(n: u8) -> LevelFilter {
 /// Starts logging to stderr: JSON lines if `json`, else text, in colour on a terminal. The variable RUST_LOG, where it
 /// is set, goes over `level`. A second call changes nothing.
 pub fn init(level: LevelFilter, json: bool) {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(level.into())
-        .from_env_lossy()
-        .add_directive(quiet("hyper"))
-        .add_directive(quiet("rustls"))
-        .add_directive(quiet("h2"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Stderr);
-    let set = if json {
-        tracing::subscriber::set_global_default(builder.json().flatten_event(true).finish())
+    let builder = tracing_subscriber::fmt().with_env_filter(filter(level, &[])).with_writer(Stderr);
+    let (set, replace): (_, Box<dyn Fn(EnvFilter) + Send + Sync>) = if json {
+        let builder = builder.json().flatten_event(true).with_filter_reloading();
+        let handle = builder.reload_handle();
+        let set = tracing::subscriber::set_global_default(builder.finish());
+        (set, Box::new(move |filter| drop(handle.reload(filter))))
     } else {
         let colour = io::stderr().is_terminal();
-        tracing::subscriber::set_global_default(builder.with_ansi(colour).with_target(false).finish())
+        let builder = builder.with_ansi(colour).with_target(false).with_filter_reloading();
+        let handle = builder.reload_handle();
+        let set = tracing::subscriber::set_global_default(builder.finish());
+        (set, Box::new(move |filter| drop(handle.reload(filter))))
     };
-    drop(set);
+    if set.is_ok() {
+        drop(RELOAD.set(Reload { level, replace }));
+    }
 }
 
-/// Libraries below us: their warnings, not their work.
-fn quiet(target: &str) -> tracing_subscriber::filter::Directive {
-    format!("{target}=warn").parse().unwrap_or_else(|_| LevelFilter::WARN.into())
+/// Changes levels while the process runs: each of a part, by the path of its module, or of the whole process (`""`), as
+/// klog counts them. Parts without a level have the level of the start again. RUST_LOG, where it is set, goes over all.
+pub fn set_levels(levels: &[(&str, u8)]) {
+    if let Some(Reload { level, replace }) = RELOAD.get() {
+        replace(filter(*level, levels));
+    }
+}
+
+/// The filter with a level for everything, and those of parts.
+fn filter(level: LevelFilter, parts: &[(&str, u8)]) -> EnvFilter {
+    let whole = parts.iter().find(|(part, _)| part.is_empty()).map(|(_, verbosity)| klog_level(*verbosity));
+    let filter = EnvFilter::builder().with_default_directive(whole.unwrap_or(level).into()).from_env_lossy();
+    let parts = if std::env::var_os(EnvFilter::DEFAULT_ENV).is_some() { &[] } else { parts };
+    let parts = parts.iter().filter(|(part, _)| !part.is_empty());
+    let parts = parts.map(|(part, verbosity)| directive(part, klog_level(*verbosity)));
+    // Libraries below us: their warnings, not their work.
+    let quiet = ["hyper", "rustls", "h2"].map(|library| directive(library, LevelFilter::WARN));
+    parts.chain(quiet).fold(filter, EnvFilter::add_directive)
+}
+
+/// A level for the module `target` and those below it.
+fn directive(target: &str, level: LevelFilter) -> Directive {
+    format!("{target}={level}").parse().unwrap_or_else(|_| level.into())
 }
 
 /// From now on every log line is written inside `around`. The first call counts.
@@ -122,5 +155,43 @@ mod tests {
         let levels: Vec<_> = (0..7).map(klog_level).collect();
         let (info, debug, trace) = (LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::TRACE);
         assert_eq!(levels, [info, info, info, debug, debug, trace, trace]);
+    }
+
+    /// Levels of the process, of a part and of another one, by what is logged.
+    fn enabled() -> [LevelFilter; 3] {
+        use tracing::{Level, enabled};
+        let highest = |debug, trace| match (debug, trace) {
+            (_, true) => LevelFilter::TRACE,
+            (true, false) => LevelFilter::DEBUG,
+            (false, false) => LevelFilter::INFO,
+        };
+        [
+            highest(enabled!(target: "program", Level::DEBUG), enabled!(target: "program", Level::TRACE)),
+            highest(
+                enabled!(target: "program::one::inner", Level::DEBUG),
+                enabled!(target: "program::one::inner", Level::TRACE),
+            ),
+            highest(
+                enabled!(target: "program::two", Level::DEBUG),
+                enabled!(target: "program::two", Level::TRACE),
+            ),
+        ]
+    }
+
+    #[test]
+    fn levels_change_while_the_process_runs() {
+        let (info, debug, trace) = (LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::TRACE);
+        init(info, false);
+        for (levels, expected) in [
+            (&[][..], [info, info, info]),
+            (&[("program::one", 5)], [info, trace, info]),
+            (&[("program::one", 2), ("", 4)], [debug, info, debug]),
+            (&[("", 6)], [trace, trace, trace]),
+            (&[], [info, info, info]),
+        ] {
+            set_levels(levels);
+            assert_eq!(enabled(), expected, "{levels:?}");
+            assert!(!tracing::enabled!(target: "hyper", tracing::Level::INFO), "{levels:?}");
+        }
     }
 }

@@ -315,6 +315,8 @@ fn operator_locally() -> Vec<Value> {
 fn agent() -> Vec<Value> {
     vec![
         rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "patch"]),
+        // The level of its log.
+        rule("kubevirt.io", &["kubevirts"], &["list", "watch"]),
         rule("", &["nodes"], &["get", "list", "watch", "patch"]),
         // Bridges of the node, as resources.
         rule("", &["nodes/status"], &["patch"]),

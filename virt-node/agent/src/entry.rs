@@ -29,7 +29,7 @@ use crate::guests::Site;
 use crate::guests::controller::Controller;
 use crate::networks::{self, Api, Networks};
 use crate::node::plan::Facts;
-use crate::node::{bridges, cpu, host, kvm, report};
+use crate::node::{bridges, cpu, host, kvm, logs, report};
 use crate::{metrics, storage, streams};
 
 /// How long the last write to the Node object may take.
@@ -96,6 +96,7 @@ async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
     let ready = Arc::new(AtomicBool::new(false));
     let (facts, watched) = watch::channel(Facts::default());
     tokio::spawn(report::keep(client.clone(), config.node.clone(), watched));
+    tokio::spawn(logs::keep(client.clone(), config.node.clone()));
     tokio::spawn(storage::run(client.clone(), config.storage(), std::future::pending()));
     let served = async {
         let (controller, _plugins) = start(&config, &client, &ready, &facts).await?;

@@ -14,7 +14,7 @@ use crate::platform::webhooks;
 /// Namespace of the platform.
 const PLATFORM: &str = operator::defaults::NAMESPACE;
 /// `HyperConverged` as kubectl names it.
-const OBJECT: &str = "hyperconverged.hco.kubevirt.io/kubevirt-hyperconverged";
+pub(crate) const OBJECT: &str = "hyperconverged.hco.kubevirt.io/kubevirt-hyperconverged";
 /// Its children, as kubectl names them.
 const CHILDREN: [(&str, &str); 4] = [
     ("KubeVirt", "kubevirt.kubevirt.io/kubevirt-kubevirt-hyperconverged"),
@@ -26,7 +26,7 @@ const CHILDREN: [(&str, &str); 4] = [
 const UNDONE: Duration = Duration::from_secs(2);
 
 /// Tests that change the object, or look at its health, run one after the other.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

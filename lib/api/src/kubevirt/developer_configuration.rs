@@ -60,3 +60,48 @@ resource! {
         pub virt_synchronization_controller: Option<i64>,
     }
 }
+
+impl LogVerbosity {
+    /// Level of the agent of a node: the node's own, else that of all nodes. 0 is no level, as upstream.
+    pub fn of_node(&self, node: &str) -> Option<u8> {
+        let own = self.node_verbosity.get(node).map(|level| i64::from(*level));
+        level(own.filter(|level| *level != 0).or(self.virt_handler))
+    }
+
+    /// Level of the API server.
+    pub fn of_api(&self) -> Option<u8> {
+        level(self.virt_api)
+    }
+
+    /// Level of the controllers.
+    pub fn of_controllers(&self) -> Option<u8> {
+        level(self.virt_controller)
+    }
+
+    /// Level of the operator.
+    pub fn of_operator(&self) -> Option<u8> {
+        level(self.virt_operator)
+    }
+}
+
+/// A level as klog counts it, if one is set; those above 255 are the highest.
+fn level(set: Option<i64>) -> Option<u8> {
+    set.filter(|level| *level > 0).map(|level| u8::try_from(level).unwrap_or(u8::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_is_that_of_the_component_or_the_node() {
+        let verbosity = r#"{"virtAPI": 3, "virtController": 0, "virtOperator": 9000, "virtHandler": 4,
+            "nodeVerbosity": {"one": 6, "two": 0}}"#;
+        let verbosity: LogVerbosity = serde_json::from_str(verbosity).unwrap();
+        let nodes = ["one", "two", "three"].map(|node| verbosity.of_node(node));
+        assert_eq!(nodes, [Some(6), Some(4), Some(4)]);
+        let parts = [verbosity.of_api(), verbosity.of_controllers(), verbosity.of_operator()];
+        assert_eq!(parts, [Some(3), None, Some(255)]);
+        assert_eq!(LogVerbosity::default().of_node("one"), None);
+    }
+}

@@ -153,18 +153,15 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Follows the KubeVirt object from now on.
+    /// Follows the KubeVirt object from now on; the levels of the process's log are the object's.
     pub(super) fn start(client: &Client, namespace: &str) -> Self {
         for kind in [Kind::VirtualMachine, Kind::VirtualMachineInstance] {
             validate::prepare(kind);
         }
         let own = install::own_users(namespace);
-        Self {
-            client: client.clone(),
-            namespace: namespace.to_owned(),
-            configuration: settings::follow(client),
-            own,
-        }
+        let configuration = settings::follow(client);
+        tokio::spawn(settings::keep_levels(configuration.clone()));
+        Self { client: client.clone(), namespace: namespace.to_owned(), configuration, own }
     }
 
     /// Whether the KubeVirt object switches a feature gate on that is off by default.

@@ -1,7 +1,9 @@
-//! Defaults of new guests, from the KubeVirt object while it changes.
+//! Defaults of new guests and levels of the process's log, from the KubeVirt object while it changes.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
+use api::kubevirt::LogVerbosity;
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 use virt::admission::{DefaultBinding, Settings};
@@ -10,28 +12,36 @@ use crate::view::{Age, Gates, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
-/// A KubeVirt object, as far as defaults depend on it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+/// A KubeVirt object, as far as defaults and levels depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Configuration {
     metadata: Age,
     spec: Spec,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Spec {
     configuration: Fields,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Fields {
     machine_type: Option<String>,
     cpu_model: Option<String>,
     architecture_configuration: Architectures,
-    developer_configuration: Gates,
+    developer_configuration: Developer,
     network: Network,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Developer {
+    log_verbosity: LogVerbosity,
+    #[serde(flatten)]
+    gates: Gates,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -76,7 +86,34 @@ pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
 
 /// Whether a feature gate that is off by default is on now.
 pub(super) fn gate(configuration: &Cache<Configuration>, name: &str) -> bool {
-    current(configuration).is_some_and(|object| object.spec.configuration.developer_configuration.has(name))
+    current(configuration)
+        .is_some_and(|object| object.spec.configuration.developer_configuration.gates.has(name))
+}
+
+/// Levels of the operator's parts. One process has upstream's virt-api, virt-controller and virt-operator; the last is all
+/// of the rest.
+fn levels(object: &Configuration) -> Vec<(&'static str, u8)> {
+    let verbosity = &object.spec.configuration.developer_configuration.log_verbosity;
+    let parts = [
+        ("operator::serve", verbosity.of_api()),
+        ("operator::compute", verbosity.of_controllers()),
+        ("", verbosity.of_operator()),
+    ];
+    parts.into_iter().filter_map(|(part, level)| Some((part, level?))).collect()
+}
+
+/// Gives the process's log the levels of the KubeVirt object, whenever they change.
+pub(super) async fn keep_levels(configuration: Cache<Configuration>) -> Infallible {
+    let (mut changes, mut set) = (configuration.changes(), Vec::new());
+    loop {
+        let wanted = current(&configuration).map(|object| levels(&object)).unwrap_or_default();
+        if wanted != set {
+            serve::logs::set_levels(&wanted);
+            tracing::info!(levels = ?wanted, "levels of the log are changed");
+            set = wanted;
+        }
+        changes.next().await;
+    }
 }
 
 fn of(object: &Configuration) -> Settings {
@@ -139,6 +176,19 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_the_operator_have_levels_of_upstreams_components() {
+        let levels = |verbosity: Value| {
+            let developer = json!({"featureGates": ["Snapshot"], "logVerbosity": verbosity});
+            let object = json!({"spec": {"configuration": {"developerConfiguration": developer}}});
+            levels(&serde_json::from_value(object).unwrap())
+        };
+        assert_eq!(levels(json!({"virtHandler": 7, "nodeVerbosity": {"a": 3}})), []);
+        assert_eq!(levels(json!({"virtAPI": 4})), [("operator::serve", 4)]);
+        let all = levels(json!({"virtAPI": 2, "virtController": 5, "virtOperator": 3}));
+        assert_eq!(all, [("operator::serve", 2), ("operator::compute", 5), ("", 3)]);
+    }
+
+    #[test]
     fn a_gate_is_on_if_it_is_listed_and_not_disabled() {
         let gates = |on: Value, off: Value| {
             let developer = json!({"featureGates": on, "disabledFeatureGates": off});
@@ -151,7 +201,7 @@ mod tests {
             (gates(json!(["objectgraph"]), json!([])), false),
         ] {
             let read: Configuration = serde_json::from_value(object.clone()).unwrap();
-            let gates = &read.spec.configuration.developer_configuration;
+            let gates = &read.spec.configuration.developer_configuration.gates;
             assert_eq!(gates.has("ObjectGraph"), expected, "{object}");
         }
     }
