@@ -1,5 +1,5 @@
-//! Certificates of the platform are replaced under load: consoles, screens, forwarded ports, admission, aggregated APIs and
-//! metrics go on, and no container is started again.
+//! Certificates of the platform are replaced under load: a console and a screen that stay open, forwarded ports, uploads,
+//! admission, aggregated APIs and metrics go on, and no container is started again.
 //!
 //! The clock of the test is the store of the authority: what was made is written down as older, and the operator replaces
 //! it. What was really made stays valid, as it would with a clock that runs.
@@ -10,13 +10,16 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use futures_util::stream;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use reqwest::{Body, Method};
 use serde_json::{Value, json};
 
 use crate::platform::console::Console;
 use crate::platform::machines::{create, machine, until_answers};
-use crate::platform::place::{PLACE, PODS, SECRETS};
+use crate::platform::place::{DATA_VOLUMES, PLACE, PODS, SECRETS};
 use crate::platform::streams::Streams;
+use crate::storage::send;
 
 const PLATFORM: &str = operator::defaults::NAMESPACE;
 const NAMESPACE: &str = "rotation";
@@ -27,7 +30,12 @@ const OLD: u64 = 25 * 3600;
 /// Above the time for which two authorities are trusted.
 const OVERLAP: u64 = 13 * 3600;
 /// Kinds of load.
-const LOADS: usize = 7;
+const LOADS: usize = 9;
+/// The place of uploads among them: each takes longer than all other requests.
+const UPLOADS: usize = 7;
+/// Bytes of a piece of an upload, and how many there are, one each quarter of a second.
+const PIECE: usize = 64 << 10;
+const PIECES: u32 = 16;
 
 /// The authority's store and the Secret's version.
 fn store() -> (Value, String) {
@@ -106,6 +114,13 @@ fn metrics() -> Result<String, String> {
     ])
 }
 
+/// The pod of the node agent.
+fn agent() -> String {
+    let is_agent = |pod: &Value| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler";
+    let pod = PLACE.list(PODS, PLATFORM).into_iter().find(is_agent).unwrap();
+    pod["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
 /// When the certificate that the operator serves with ends, by its metric.
 fn end() -> String {
     let page = metrics().unwrap();
@@ -135,6 +150,70 @@ fn made(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> Result<(), S
     PLACE.cluster.run(api.create(&params, &object)).map(drop).map_err(|error| error.to_string())
 }
 
+/// A screen that stays open.
+struct Screen(Console<'static>);
+
+impl Screen {
+    /// Opens it, as RFC 6143 has it: version, no authentication, shared.
+    fn open() -> Result<Self, String> {
+        let mut stream = Console::stream(&PLACE, NAMESPACE, "vm", "vnc")?;
+        let mut exchange = |send: &[u8], count| {
+            stream.send(send)?;
+            stream.bytes(count)
+        };
+        let version = exchange(b"", 12)?;
+        let kinds = exchange(&version[..12], 2)?;
+        if !kinds[1..].contains(&1) {
+            return Err(format!("the screen needs authentication: {kinds:?}"));
+        }
+        let result = exchange(&[1], 4)?;
+        if result[..4] != [0; 4] {
+            return Err(format!("the screen refuses: {result:?}"));
+        }
+        exchange(&[1], 24)?;
+        Ok(Self(stream))
+    }
+
+    /// Asks for a part of the picture, and reads the answer: its head, and that of the part.
+    fn ask(&mut self) -> Result<(), String> {
+        self.0.send(&[3, 0, 0, 0, 0, 0, 0, 16, 0, 16])?;
+        self.0.bytes(16).map(drop)
+    }
+}
+
+/// Uploads a disk piece by piece into a DataVolume of its own.
+fn upload(name: &str) -> Result<(), String> {
+    let object = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+        "metadata": {"name": name, "annotations": {"cdi.kubevirt.io/storage.bind.immediate.requested": ""}},
+        "spec": {"source": {"upload": {}}, "storage": {
+            "storageClassName": "hostpath-csi", "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "8Mi"}},
+        }},
+    });
+    made(&dynamic("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes"), &object, false)?;
+    let until = |phase: &str| {
+        PLACE.until(NAMESPACE, &format!("{name} is {phase}"), || {
+            let volume = PLACE.find(DATA_VOLUMES, NAMESPACE, name)?;
+            (volume["status"]["phase"] == phase).then_some(())
+        });
+    };
+    until("UploadReady");
+    let token = send::token_of(&PLACE.cluster, NAMESPACE, name).map_err(|error| error.to_string())?;
+    let pieces = stream::unfold(0, |count| async move {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        (count < PIECES).then(|| (Ok::<_, std::io::Error>(vec![0; PIECE]), count + 1))
+    });
+    let (path, body) = ("/v1beta1/upload-async", Body::wrap_stream(pieces));
+    let sent = send::try_send_to(&PLACE.cluster, Method::POST, path, &token, body);
+    match sent.map_err(|error| format!("{error:?}"))? {
+        (200, _) => until("Succeeded"),
+        (status, answer) => return Err(format!("{status} {answer}")),
+    }
+    PLACE.delete(DATA_VOLUMES, NAMESPACE, name);
+    Ok(())
+}
+
 /// The load: each is asked again and again; the first failure ends the test.
 fn load(over: &AtomicBool, done: &[AtomicU32; LOADS]) {
     let again = |index: usize, what: &str, ask: &mut dyn FnMut() -> Result<(), String>| {
@@ -154,10 +233,8 @@ fn load(over: &AtomicBool, done: &[AtomicU32; LOADS]) {
             again(0, "open console", &mut || console.ask(b'x', "G1x"));
         });
         scope.spawn(move || {
-            again(1, "screen", &mut || {
-                let greeting = Console::stream(&PLACE, NAMESPACE, "vm", "vnc")?.bytes(12)?;
-                if greeting.starts_with(b"RFB 003.") { Ok(()) } else { Err(format!("{greeting:?}")) }
-            });
+            let mut screen = Screen::open().unwrap();
+            again(1, "open screen", &mut || screen.ask());
         });
         scope.spawn(move || {
             let machines = dynamic("kubevirt.io", "v1", "VirtualMachine", "virtualmachines");
@@ -188,6 +265,17 @@ fn load(over: &AtomicBool, done: &[AtomicU32; LOADS]) {
                 // The guest has no network: datagrams need no listener.
                 Console::stream(&PLACE, NAMESPACE, "vm", "portforward/7/udp").map(drop)
             });
+        });
+        scope.spawn(move || {
+            let mut count = 0;
+            again(UPLOADS, "upload", &mut || {
+                count += 1;
+                upload(&format!("upload{count}"))
+            });
+        });
+        scope.spawn(move || {
+            let path = format!("/api/v1/namespaces/{PLATFORM}/pods/https:{}:8443/proxy/metrics", agent());
+            again(8, "metrics of the agent", &mut || PLACE.kubectl(&["get", "--raw", &path]).map(drop));
         });
     });
 }
@@ -224,6 +312,8 @@ fn certificates_are_replaced_under_load_and_nothing_fails() {
             until("another authority", &mut || authorities() > count);
             rounds += 1;
             if !full {
+                // Two uploads, one of them with the certificates of before.
+                until("uploads", &mut || done[UPLOADS].load(Ordering::Relaxed) > 1);
                 std::thread::sleep(Duration::from_secs(3));
                 break;
             }
@@ -241,7 +331,10 @@ fn certificates_are_replaced_under_load_and_nothing_fails() {
     });
     let counts: Vec<u32> = done.iter().map(|one| one.load(Ordering::Relaxed)).collect();
     println!("{rounds} rotations in {:?}; answers {counts:?}", begun.elapsed());
-    assert!(counts.iter().all(|count| *count > 3), "{counts:?}");
+    assert!(
+        counts.iter().enumerate().all(|(load, count)| *count > if load == UPLOADS { 1 } else { 3 }),
+        "{counts:?}"
+    );
     // Other tests replace pods.
     let again: Vec<_> = restarts()
         .into_iter()

@@ -2,7 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use reqwest::{Certificate, Client, Method};
+use e2e::Cluster;
+use reqwest::{Body, Certificate, Client, Method};
 use serde_json::{Value, json};
 
 use crate::storage::setup::{CLUSTER, DISK, PLATFORM};
@@ -12,11 +13,15 @@ use crate::storage::space::Space;
 const PROXY: &str = "cdi-uploadproxy.kubevirt-hyperconverged.svc";
 
 /// A client that trusts the bundle as it is published now.
-fn client() -> Client {
-    let platform = Space(PLATFORM.to_owned());
-    let bundle = platform.get("ConfigMap", "cdi-uploadproxy-signer-bundle").unwrap();
+fn client(cluster: &Cluster) -> Client {
+    let read = |path: &str| {
+        let request = hyper::Request::get(format!("/api/v1/namespaces/{PLATFORM}/{path}"));
+        let answer = cluster.run(cluster.client().request(request.body(Vec::new()).unwrap()));
+        answer.map(|object: Value| object).unwrap()
+    };
+    let bundle = read("configmaps/cdi-uploadproxy-signer-bundle");
     let bundle = bundle["data"]["ca-bundle.crt"].as_str().unwrap().to_owned();
-    let service = platform.get("Service", "cdi-uploadproxy").unwrap();
+    let service = read("services/cdi-uploadproxy");
     let address: Ipv4Addr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
     let authorities = Certificate::from_pem_bundle(bundle.as_bytes()).unwrap();
     // No connection is kept: the proxy closes idle ones, maybe while a test writes to it.
@@ -31,15 +36,20 @@ fn client() -> Client {
 
 /// A token for an upload, as virtctl asks for it.
 pub(crate) fn token(space: &Space, claim: &str) -> String {
-    let path = format!("/apis/upload.cdi.kubevirt.io/v1beta1/namespaces/{}/uploadtokenrequests", space.0);
+    token_of(&CLUSTER, &space.0, claim).unwrap()
+}
+
+/// The same in any cluster.
+pub(crate) fn token_of(cluster: &Cluster, namespace: &str, claim: &str) -> kube::Result<String> {
+    let path = format!("/apis/upload.cdi.kubevirt.io/v1beta1/namespaces/{namespace}/uploadtokenrequests");
     let body = json!({
         "apiVersion": "upload.cdi.kubevirt.io/v1beta1", "kind": "UploadTokenRequest",
         "metadata": {"generateName": "token-for-virtctl-"}, "spec": {"pvcName": claim},
     });
     let request = hyper::Request::post(path).header("content-type", "application/json");
     let request = request.body(body.to_string().into_bytes()).unwrap();
-    let answer: Value = CLUSTER.run(CLUSTER.client().request(request)).unwrap();
-    answer["status"]["token"].as_str().unwrap().to_owned()
+    let answer: Value = cluster.run(cluster.client().request(request))?;
+    Ok(answer["status"]["token"].as_str().unwrap().to_owned())
 }
 
 /// Sends to the proxy; gives status and body. An error is a connection that ended before its answer.
@@ -49,9 +59,20 @@ pub(crate) fn try_send(
     token: &str,
     body: Vec<u8>,
 ) -> reqwest::Result<(u16, String)> {
+    try_send_to(&CLUSTER, method, path, token, body)
+}
+
+/// The same in any cluster.
+pub(crate) fn try_send_to(
+    cluster: &Cluster,
+    method: Method,
+    path: &str,
+    token: &str,
+    body: impl Into<Body>,
+) -> reqwest::Result<(u16, String)> {
     // Made before: it asks the cluster.
-    let client = client();
-    CLUSTER.run(async {
+    let client = client(cluster);
+    cluster.run(async {
         let request = client.request(method, format!("https://{PROXY}{path}")).bearer_auth(token);
         let answer = request.body(body).send().await?;
         Ok((answer.status().as_u16(), answer.text().await?))
