@@ -425,7 +425,7 @@ fn machine(request: &Value, uid: &str) -> Draft {
             continue;
         }
         let Address::Text(text) = interface.address else { continue };
-        let place = format!("interface {}", quoted(interface.name.unwrap_or_default()));
+        let place = format!("spec.template.spec.domain.devices.interfaces[{}].macAddress", interface.index);
         let mac = match given(text, &place) {
             Ok(mac) => mac,
             Err(refused) => return refused,

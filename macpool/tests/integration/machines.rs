@@ -95,7 +95,7 @@ fn invalid_machines_are_refused_and_hold_nothing() {
     for (interfaces, why) in [
         (
             json!([{"name": "z", "bridge": {}}, bridge("a", "02:00")]),
-            "interface \"a\": \"02:00\" is not a MAC",
+            "spec.template.spec.domain.devices.interfaces[1].macAddress: \"02:00\" is not a MAC",
         ),
         (json!([bridge("a", "01:00:00:00:00:01")]), "multicast"),
         (json!([bridge("a", "00:00:00:00:00:00")]), "zero"),
