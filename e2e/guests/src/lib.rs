@@ -8,6 +8,7 @@
 //!
 //! And one that is a whole Debian, as people run it ([`debian`]), one that reports its devices ([`telling`]), one that
 //! obeys its console ([`shell`]), and one that is started without a boot loader and has an agent ([`inside`]).
+//! Manifests with one wrong field at a time are [`mutants`].
 //!
 //! Used by tests alone, as a dev-dependency. Not here: the guest's work; its `init` is next to its test.
 
@@ -18,6 +19,7 @@
 )]
 
 pub mod inside;
+pub mod mutants;
 pub mod shell;
 pub mod telling;
 

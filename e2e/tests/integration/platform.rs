@@ -23,6 +23,7 @@ mod logs;
 mod loss;
 pub(crate) mod machines;
 mod manifests;
+mod mutants;
 mod networks;
 pub(crate) mod place;
 mod pools;
