@@ -3,6 +3,7 @@
 //!
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
 
+mod bridged;
 mod bundle;
 mod client;
 mod clones;
