@@ -198,4 +198,6 @@ pub fn malformed(which: Which, reference: &FlavorReference) -> Option<(String, S
 }
 
 #[cfg(test)]
+mod product;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,280 @@
+//! Every common instance type with every common preference: applied field by field as the rules have it, or refused for
+//! what the preference requires. `common.txt` has the values of release 1.7.0.
+//!
+//! The rules are written a second time here, as paths: [`SIZES`] and [`PREFERENCES`] give the field of the template for
+//! each field of the files.
+
+use api::kind::Kind;
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::fields::Place as Where;
+use crate::finding::Verdict;
+use crate::validate;
+
+const COMMON: &str = include_str!("common.txt");
+
+/// Fields of instance types, and the template's.
+const SIZES: [(&str, &str); 7] = [
+    ("cpu.dedicatedCPUPlacement", "domain.cpu.dedicatedCpuPlacement"),
+    ("cpu.isolateEmulatorThread", "domain.cpu.isolateEmulatorThread"),
+    ("cpu.maxSockets", "domain.cpu.maxSockets"),
+    ("cpu.numa", "domain.cpu.numa"),
+    ("cpu.realtime", "domain.cpu.realtime"),
+    ("ioThreadsPolicy", "domain.ioThreadsPolicy"),
+    ("memory", "domain.memory"),
+];
+
+/// Fields of preferences, and the template's.
+const PREFERENCES: [(&str, &str); 26] = [
+    ("clock.preferredClockOffset", "domain.clock"),
+    ("clock.preferredTimer", "domain.clock.timer"),
+    ("devices.preferredAutoattachGraphicsDevice", "domain.devices.autoattachGraphicsDevice"),
+    ("devices.preferredAutoattachInputDevice", "domain.devices.autoattachInputDevice"),
+    ("devices.preferredAutoattachMemBalloon", "domain.devices.autoattachMemBalloon"),
+    ("devices.preferredAutoattachSerialConsole", "domain.devices.autoattachSerialConsole"),
+    ("devices.preferredDiskBus", "domain.devices.disks.0.disk.bus"),
+    ("devices.preferredDiskDedicatedIoThread", "domain.devices.disks.0.dedicatedIOThread"),
+    ("devices.preferredInputBus", "domain.devices.inputs.0.bus"),
+    ("devices.preferredInputType", "domain.devices.inputs.0.type"),
+    ("devices.preferredInterfaceModel", "domain.devices.interfaces.0.model"),
+    ("devices.preferredNetworkInterfaceMultiQueue", "domain.devices.networkInterfaceMultiqueue"),
+    ("devices.preferredRng", "domain.devices.rng"),
+    ("devices.preferredTPM", "domain.devices.tpm"),
+    ("devices.preferredUseVirtioTransitional", "domain.devices.useVirtioTransitional"),
+    ("devices.preferredVideoType", "domain.devices.video.type"),
+    ("features.preferredAcpi", "domain.features.acpi"),
+    ("features.preferredApic", "domain.features.apic"),
+    ("features.preferredHyperv", "domain.features.hyperv"),
+    ("features.preferredSmm", "domain.features.smm"),
+    ("firmware.preferredEfi", "domain.firmware.bootloader.efi"),
+    ("preferredArchitecture", "architecture"),
+    ("preferredTerminationGracePeriodSeconds", "terminationGracePeriodSeconds"),
+    // The topology and the requirements are rules of their own.
+    ("cpu", ""),
+    ("requirements", ""),
+    ("annotations", ""),
+];
+
+/// A line of the file: kind, name, fields with their values.
+struct Line {
+    kind: &'static str,
+    name: &'static str,
+    fields: Vec<(&'static str, Value)>,
+}
+
+fn lines() -> Vec<Line> {
+    let field = |field: &'static str| {
+        let (path, text) = field.split_once('=').unwrap();
+        let value = match text {
+            // Texts, whatever they look like.
+            _ if path.starts_with("annotations.") => json!(text),
+            "{}" => json!({}),
+            "True" => json!(true),
+            "False" => json!(false),
+            _ => text.parse::<u64>().map_or_else(|_| json!(text), |number| json!(number)),
+        };
+        (path, value)
+    };
+    let line = |line: &'static str| {
+        let (head, fields) = line.split_once(": ").unwrap();
+        let (kind, name) = head.split_once(' ').unwrap();
+        Line { kind, name, fields: fields.split(' ').map(field).collect() }
+    };
+    COMMON.lines().map(line).collect()
+}
+
+/// Sets a field: steps with dots between them, numbers for places of lists. An annotation's name is one step.
+fn set(object: &mut Value, path: &str, value: Value) {
+    let mut place = object;
+    let (steps, last) = match path.split_once("annotations.") {
+        Some((before, name)) => (format!("{before}annotations"), Some(name)),
+        None => (path.to_owned(), None),
+    };
+    for step in steps.split('.').chain(last) {
+        place = match step.parse::<usize>() {
+            Ok(index) => &mut place[index],
+            Err(_) => &mut place[step],
+        };
+    }
+    *place = value;
+}
+
+impl Line {
+    fn spec(&self) -> Value {
+        let mut spec = json!({});
+        self.fields.iter().for_each(|(path, value)| set(&mut spec, path, value.clone()));
+        spec
+    }
+
+    fn get(&self, path: &str) -> Option<&Value> {
+        self.fields.iter().find(|(one, _)| *one == path).map(|(_, value)| value)
+    }
+
+    fn number(&self, path: &str) -> Option<u64> {
+        self.get(path).and_then(Value::as_u64)
+    }
+
+    fn bytes(&self, path: &str) -> Option<u64> {
+        self.get(path).and_then(Value::as_str).map(|text| api::quantity::bytes(text).unwrap())
+    }
+}
+
+/// The template's path of a field.
+fn target(table: &[(&str, &str)], path: &str) -> Option<String> {
+    let (from, to) = table
+        .iter()
+        .find(|(from, _)| {
+            path.strip_prefix(from).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+        .unwrap_or_else(|| panic!("{path} is in no table"));
+    (!to.is_empty()).then(|| format!("{to}{}", &path[from.len()..]))
+}
+
+/// A template that leaves all to both. Input devices have a type, unless the preference gives them one.
+fn template(preference: &Line) -> Value {
+    let preferred = preference.get("devices.preferredInputType").is_some();
+    let kind = if preferred { "" } else { "tablet" };
+    json!({
+        "architecture": "amd64",
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [{"name": "open", "containerDisk": {"image": "a"}}, {"name": "own", "containerDisk": {"image": "b"}}],
+        "domain": {"devices": {
+            "disks": [{"name": "open", "disk": {}}, {"name": "own", "disk": {"bus": "scsi"}}],
+            "inputs": [{"name": "pointer", "type": kind}],
+            "interfaces": [{"name": "default", "masquerade": {}}],
+        }},
+    })
+}
+
+/// Sockets, cores and threads.
+fn topology(size: u64, preference: &Line) -> (u64, u64, u64) {
+    let word = preference.get("cpu.preferredCPUTopology").and_then(Value::as_str);
+    let across = preference.get("cpu.spreadOptions.across").and_then(Value::as_str);
+    let ratio = preference.number("cpu.spreadOptions.ratio").unwrap_or(2);
+    match (size, word, across) {
+        (1, ..) => (1, 1, 1),
+        (_, Some("spread"), Some("CoresThreads")) => (1, size / ratio, ratio),
+        (_, Some("spread"), Some("SocketsCoresThreads")) => (size / ratio / 2, ratio, 2),
+        (_, Some("spread"), _) => (size / ratio, ratio, 1),
+        (_, Some("cores"), _) => (1, size, 1),
+        (_, Some("threads"), _) => (1, 1, size),
+        (_, None | Some("sockets"), _) => (size, 1, 1),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A word of the refusal, if the preference requires what the instance type lacks.
+fn refusal(size: &Line, preference: &Line) -> Option<&'static str> {
+    let vcpus = size.number("cpu.guest").unwrap();
+    let (sockets, cores, threads) = topology(vcpus, preference);
+    let memory = size.bytes("memory.guest").unwrap();
+    if sockets * cores * threads != vcpus {
+        return Some("not divisible");
+    }
+    if preference.number("requirements.cpu.guest").is_some_and(|wanted| wanted > vcpus) {
+        return Some("insufficient CPU");
+    }
+    if preference.bytes("requirements.memory.guest").is_some_and(|wanted| wanted > memory) {
+        return Some("insufficient Memory");
+    }
+    preference
+        .get("requirements.architecture")
+        .filter(|wanted| **wanted != "amd64")
+        .map(|_| "requires architecture")
+}
+
+/// The template and its annotations as the rules have them.
+fn expected(size: &Line, preference: &Line) -> (Value, Map<String, Value>) {
+    let mut spec = template(preference);
+    let mut annotations = Map::new();
+    let vcpus = size.number("cpu.guest").unwrap();
+    let (sockets, cores, threads) = topology(vcpus, preference);
+    spec["domain"]["cpu"] = json!({"sockets": sockets, "cores": cores, "threads": threads});
+    for (path, value) in &size.fields {
+        if let Some(name) = path.strip_prefix("annotations.") {
+            annotations.insert(name.to_owned(), value.clone());
+        } else if *path == "memory.overcommitPercent" {
+            let left = size.bytes("memory.guest").unwrap() * (100 - value.as_u64().unwrap()) / 100;
+            spec["domain"]["resources"] = json!({"requests": {"memory": left.to_string()}});
+        } else if *path != "cpu.guest" {
+            set(&mut spec, &target(&SIZES, path).unwrap(), value.clone());
+        }
+    }
+    for (path, value) in &preference.fields {
+        if let Some(name) = path.strip_prefix("annotations.") {
+            annotations.entry(name).or_insert_with(|| value.clone());
+            continue;
+        }
+        // Of the preferred bus depends whether the disk can have a thread.
+        let threads = *path == "devices.preferredDiskDedicatedIoThread";
+        if threads && preference.get("devices.preferredDiskBus") != Some(&json!("virtio")) {
+            continue;
+        }
+        if let Some(target) = target(&PREFERENCES, path).filter(|target| target != "architecture") {
+            set(&mut spec, &target, value.clone());
+        }
+    }
+    (spec, annotations)
+}
+
+/// The object as the types write it: without what is null or left out.
+fn written(spec: Value) -> Value {
+    let spec: VirtualMachineInstanceSpec = serde_json::from_value(spec).unwrap();
+    serde_json::to_value(spec).unwrap()
+}
+
+#[test]
+fn every_common_instance_type_with_every_common_preference() {
+    let lines = lines();
+    let (sizes, preferences): (Vec<&Line>, Vec<&Line>) =
+        lines.iter().partition(|one| one.kind == "instancetype");
+    assert_eq!((sizes.len(), preferences.len()), (65, 54));
+    let (mut applied, mut refused) = (0, 0);
+    for size in &sizes {
+        for preference in &preferences {
+            let name = format!("{} {}", size.name, preference.name);
+            let flavor = Flavor {
+                instancetype: Some(serde_json::from_value(size.spec()).unwrap()),
+                preference: Some(serde_json::from_value(preference.spec()).unwrap()),
+            };
+            let mut spec: VirtualMachineInstanceSpec = serde_json::from_value(template(preference)).unwrap();
+            if let Some(word) = refusal(size, preference) {
+                let found = unmet(&flavor, &spec);
+                assert!(
+                    found.as_ref().is_some_and(|(_, text)| text.contains(word)),
+                    "{name}: {word}: {found:?}"
+                );
+                refused += 1;
+                continue;
+            }
+            assert_eq!(unmet(&flavor, &spec), None, "{name}");
+            let mut metadata = ObjectMeta::default();
+            apply(&flavor, &mut metadata, &mut spec).unwrap();
+            let (wanted, annotations) = expected(size, preference);
+            assert_eq!(serde_json::to_value(&spec).unwrap(), written(wanted), "{name}");
+            assert_eq!(json!(metadata.annotations), json!(annotations), "{name}");
+            // What comes out can be run.
+            let machine = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+                "metadata": {"name": "a", "namespace": "n"},
+                "spec": {"runStrategy": "Always", "template": {"spec": spec}}});
+            let mut findings = validate::object(Kind::VirtualMachine, &machine, Where::Cluster);
+            findings.retain(|finding| matches!(finding.verdict, Verdict::Error | Verdict::Unknown));
+            assert_eq!(findings, [], "{name}");
+            // A template with a size of its own is refused, and is not changed.
+            let mut own: VirtualMachineInstanceSpec = serde_json::from_value(template(preference)).unwrap();
+            own.domain.cpu = serde_json::from_value(json!({"cores": 1})).unwrap();
+            let before = own.clone();
+            let conflicts = apply(&flavor, &mut ObjectMeta::default(), &mut own);
+            assert_eq!(conflicts, Err(vec!["spec.domain.cpu.cores".to_owned()]), "{name}");
+            assert_eq!(own, before, "{name}");
+            applied += 1;
+        }
+    }
+    println!(
+        "{} instance types × {} preferences: {applied} applied, {refused} refused",
+        sizes.len(),
+        preferences.len()
+    );
+    assert!(applied > 1000 && refused > 100, "{applied} applied, {refused} refused");
+}
