@@ -99,6 +99,11 @@ mod tests {
                 "Invalid source URL scheme",
             ),
             (
+                of(json!({"registry": {"imageStream": "a", "pullMethod": "node"}})),
+                "spec.template.spec.source.registry",
+                "imageStream is not supported",
+            ),
+            (
                 json!({"template": {"spec": {"source": {"registry": {"url": "docker://a"}}}}}),
                 "spec.template.spec.PVC",
                 "Missing Data volume PVC",
