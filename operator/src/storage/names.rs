@@ -71,6 +71,8 @@ annotations! {
     IMPORT_SOURCE_NAME = "storage.import.source";
     /// URL of that import.
     IMPORT_ENDPOINT = "storage.import.endpoint";
+    /// `true`: a clone's size was detected, and is not compared with the source's.
+    PERMISSIVE_CLONE = "permissiveClone";
     /// `kubevirt` or `archive`.
     CONTENT_TYPE = "storage.contentType";
     /// Whether all blocks are to be reserved.

@@ -97,6 +97,10 @@ pub fn render(volume: &DataVolume, offer: ClusterStorage<'_>, size: Option<u64>)
         let (kind, name) = populator(volume);
         spec["dataSourceRef"] = json!({"apiGroup": names::GROUP, "kind": kind, "name": name});
     }
+    let mut annotations = annotations(volume, offer.settings, populated);
+    if volume.claim.size().is_none() {
+        annotations.insert(names::PERMISSIVE_CLONE.to_owned(), json!("true"));
+    }
     Ok(json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -104,7 +108,7 @@ pub fn render(volume: &DataVolume, offer: ClusterStorage<'_>, size: Option<u64>)
             "name": volume.meta.name,
             "namespace": volume.meta.namespace,
             "labels": labels(volume, shape.block, offer.settings),
-            "annotations": annotations(volume, offer.settings, populated),
+            "annotations": annotations,
             "ownerReferences": [owner(volume)],
         },
         "spec": spec,
@@ -345,6 +349,22 @@ mod tests {
         archive["spec"]["contentType"] = json!("archive");
         let claim = render_in(&classes("rbd.csi.ceph.com", true), &archive).unwrap();
         assert_eq!(claim["spec"]["volumeMode"], "Filesystem");
+    }
+
+    #[test]
+    fn a_detected_size_is_not_compared_with_the_source() {
+        let classes = classes("rbd.csi.ceph.com", true);
+        let of = |class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]);
+        let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
+        let settings = Settings::default();
+        let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
+        let size = json!({"resources": {"requests": {"storage": "1Gi"}}});
+        for (fields, found) in [(json!({}), Some("true")), (size, None)] {
+            let volume = DataVolume::from(&volume("storage", &fields));
+            let claim = render(&volume, offer, Some(1 << 30)).unwrap();
+            let permissive = &claim["metadata"]["annotations"][names::PERMISSIVE_CLONE];
+            assert_eq!(permissive.as_str(), found, "{fields}");
+        }
     }
 
     #[test]

@@ -457,3 +457,61 @@ fn clones_that_are_not_possible_have_a_reason() {
     let case = Case { of_snapshot: Some(&unready), ..Case::new(&waits, None) };
     assert!(case.plan().actions.is_empty());
 }
+
+#[test]
+fn a_clone_that_does_not_fit_its_source_is_refused_with_an_event() {
+    let claim = |size: &str, block: bool, annotations: Value| {
+        Claim::from(&json!({
+            "metadata": {"name": "a", "namespace": "n", "uid": "t", "annotations": annotations},
+            "spec": {"storageClassName": "fast", "volumeMode": if block { "Block" } else { "Filesystem" },
+                "resources": {"requests": {"storage": size}}},
+            "status": {"phase": "Bound", "capacity": {"storage": size}},
+        }))
+    };
+    let of = |content: &str| json!({names::CONTENT_TYPE: content});
+    let small = "target resources requests storage size is smaller than the source 1073741824 < 2147483648";
+    for (source, target, wanted) in [
+        (("1Gi", false, json!({})), ("1Gi", false, json!({})), None),
+        (("1Gi", false, json!({})), ("2Gi", false, json!({})), None),
+        (("2Gi", false, json!({})), ("1Gi", false, json!({})), Some(small)),
+        (("2Gi", true, json!({})), ("1Gi", true, json!({})), Some(small)),
+        (("2Gi", true, json!({})), ("1Gi", true, json!({names::PERMISSIVE_CLONE: "true"})), None),
+        // The filesystem has more than the disk.
+        (("2Gi", false, json!({})), ("1Gi", true, json!({})), None),
+        (
+            ("1Gi", false, of("archive")),
+            ("1Gi", false, of("kubevirt")),
+            Some("source contentType (archive) and target contentType (kubevirt) do not match"),
+        ),
+        (
+            ("1Gi", false, json!({})),
+            ("1Gi", false, of("archive")),
+            Some("source contentType (kubevirt) and target contentType (archive) do not match"),
+        ),
+        (("1Gi", false, of("archive")), ("1Gi", false, json!({})), None),
+        (
+            ("1Gi", false, of("archive")),
+            ("1Gi", true, of("archive")),
+            Some(
+                "source volumeMode (Filesystem) and target volumeMode (Block) do not match, and the content is no disk",
+            ),
+        ),
+    ] {
+        let source = claim(source.0, source.1, source.2);
+        let mut target = claim(target.0, target.1, target.2);
+        let mut answers = vec![Case { direct: true, ..Case::new(&target, Some(&source)) }.plan()];
+        target.phase = Phase::Pending;
+        target.meta.annotations.insert(names::IMMEDIATE.to_owned(), String::new());
+        answers.push(Case::new(&target, Some(&source)).plan());
+        for plan in answers {
+            let reported = plan.actions.iter().any(
+                |action| matches!(action, Action::Report(event) if event.reason == "CloneValidationFailed"),
+            );
+            assert_eq!(reported, wanted.is_some(), "{plan:?}");
+            let wanted =
+                wanted.map(|text| format!("The clone doesn't meet the validation requirements: {text}"));
+            let trouble = plan.trouble.filter(|one| one.reason == "CloneValidationFailed");
+            assert_eq!(trouble.map(|one| one.message), wanted);
+        }
+    }
+}
