@@ -47,14 +47,18 @@ fn recognized(profile: &Profile, before: &Value, now: &str) -> Value {
             "UnrecognizedProvisioner",
             format!("provisioner {} is not known; set spec.claimPropertySets", profile.provisioner),
         ),
-        Knowledge::Unknown => (
-            "False",
-            "UnrecognizedProvisioner",
-            format!(
-                "provisioner {} is not known; the properties are inferred from its CSIDriver, set spec.claimPropertySets to change them",
+        Knowledge::Unknown => {
+            let clones = match profile.snapshot_class.as_str() {
+                "" => String::new(),
+                class => format!(", the clone strategy from its VolumeSnapshotClass {class}"),
+            };
+            let message = format!(
+                "provisioner {} is not known; the properties are inferred from its CSIDriver{clones}; set \
+                 spec.claimPropertySets and spec.cloneStrategy to change them",
                 profile.provisioner
-            ),
-        ),
+            );
+            ("False", "UnrecognizedProvisioner", message)
+        }
     };
     let before = before.as_array().into_iter().flatten().find(|one| one["type"] == "Recognized");
     let time =
@@ -95,6 +99,17 @@ mod tests {
         assert_eq!(unknown["conditions"][0]["reason"], "UnrecognizedProvisioner");
         assert_eq!(unknown["conditions"][0]["lastTransitionTime"], "3");
         assert!(unknown.get("claimPropertySets").is_none());
+        let snapshot = SnapshotClass { name: "snaps".into(), driver: "x".into(), is_default: false };
+        for (snapshots, clones) in
+            [(&[][..], ""), (&[snapshot][..], ", the clone strategy from its VolumeSnapshotClass snaps")]
+        {
+            let inferred = Profile::of(&class("x"), &Overrides::default(), true, snapshots);
+            let message = format!(
+                "provisioner x is not known; the properties are inferred from its CSIDriver{clones}; set \
+                 spec.claimPropertySets and spec.cloneStrategy to change them"
+            );
+            assert_eq!(status(&inferred, &Value::Null, "1")["conditions"][0]["message"], message);
+        }
         let parameters = status(&of("csi.trident.netapp.io", true), &Value::Null, "1");
         assert_eq!(parameters["conditions"][0]["status"], "False");
     }
