@@ -214,6 +214,8 @@ fn a_guest_with_ipv6_gets_its_address_and_route() {
     let mut guest = machine.guest("vm");
     let pod = network::PodNetwork { subnet: None, subnet6: Some("fd00:7::/64".parse().unwrap()) };
     guest.interfaces[0].network = pod.configuration(&machine.places.state).unwrap();
+    let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else { panic!("masquerade") };
+    ports.push(Port { tcp: true, number: 80 });
     let attached = attach(&machine.places, &guest).unwrap();
     assert_eq!(nic(&attached).addresses.len(), 2, "{attached:?}");
     let _router = network::Advertiser::start(&attached.namespace, nic(&attached)).unwrap().unwrap();
@@ -236,6 +238,26 @@ fn a_guest_with_ipv6_gets_its_address_and_route() {
         .success()
         .then_some(())
     });
+    // In, to the pod's addresses of both families, as a dual-stack Service sends it; and to no other port.
+    place.run("ip", &["addr", "add", "10.0.2.2/24", "dev", "eth0"]);
+    place.run("ip", &["route", "add", "default", "via", "10.0.2.1"]);
+    let folder = machine.folder.path().join("inner");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("index.html"), "from the guest").unwrap();
+    let serve = |port: &str| {
+        let mut command = Command::new("busybox");
+        command.args(["httpd", "-f", "-p", &format!("[::]:{port}"), "-h"]).arg(&folder);
+        guests::Killed(inside(&place.0, || command.spawn().unwrap()))
+    };
+    let _servers = [serve("80"), serve("81")];
+    for address in &nic(&attached).addresses {
+        let seen = eventually("the guest's page", || page((*address, 80).into()));
+        assert!(seen.contains("from the guest"), "{address}: {seen}");
+    }
+    eventually("81 is served", || inside(&place.0, || page("[fd10:0:2::2]:81".parse().unwrap())));
+    for address in &nic(&attached).addresses {
+        assert_eq!(page((*address, 81).into()), None, "{address}: 81 is not on the list");
+    }
     drop((place, launcher));
     detach(&machine.places, "default-vm").unwrap();
 }
