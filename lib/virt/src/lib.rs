@@ -13,6 +13,7 @@
 //! - [`machine`]: when a machine has an instance; [`run`]: the next step of an instance with its launcher.
 //! - [`resolve`]: every rule between fields and every default of a guest, to its launch document, given the facts of the
 //!   machine and where each volume and network is; [`pod`]: where these are in a launcher pod.
+//! - [`host_devices`]: devices of the host that a guest asks for, and those that it may have.
 //! - [`live`]: what changes while the guest runs. [`size`]: the size of a new disk on an empty claim. [`state`]: what a guest
 //!   keeps besides its disks.
 //! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word.
@@ -22,6 +23,7 @@
 pub mod admission;
 pub mod fields;
 pub mod finding;
+pub mod host_devices;
 pub mod instancetype;
 pub mod live;
 pub mod machine;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use api::kubevirt::PermittedHostDevices;
 use api::quantity;
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
@@ -18,7 +19,7 @@ const IMAGE_VOLUME: &str = "ImageVolume";
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
 /// A KubeVirt object, as far as launcher pods depend on it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct KubeVirt {
     metadata: Metadata,
@@ -33,14 +34,14 @@ struct Metadata {
     annotations: BTreeMap<String, String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
     image_pull_policy: Option<String>,
     configuration: Configuration,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Configuration {
     developer_configuration: Developer,
@@ -53,6 +54,7 @@ struct Configuration {
     /// Models, and whether each is obsolete.
     #[serde(rename = "obsoleteCPUModels")]
     obsolete_cpu_models: BTreeMap<String, bool>,
+    permitted_host_devices: PermittedHostDevices,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -135,6 +137,7 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .chain(base.obsolete_models.iter().cloned())
             .collect(),
         state_class: given(&configuration.vm_state_storage_class).or_else(|| base.state_class.clone()),
+        host_devices: configuration.permitted_host_devices.clone(),
     }
 }
 
@@ -178,6 +181,10 @@ mod tests {
         assert!(!over(&base, &object(disabled)).image_volumes);
         let class = r#"{"spec": {"configuration": {"defaultRuntimeClass": "kata"}}}"#;
         assert_eq!(over(&base, &object(class)).runtime_class.as_deref(), Some("kata"));
+        let devices = r#"{"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [
+            {"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}]}}}}"#;
+        let devices = over(&base, &object(devices)).host_devices;
+        assert_eq!(devices.pci_host_devices[0].resource_name, "nvidia.com/T4");
         let obsolete =
             r#"{"spec": {"configuration": {"obsoleteCPUModels": {"486": true, "Penryn": false}}}}"#;
         let models = over(&base, &object(obsolete)).obsolete_models;

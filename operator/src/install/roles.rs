@@ -319,6 +319,8 @@ fn agent() -> Vec<Value> {
         rule("kubevirt.io", &["kubevirts"], &["list", "watch"]),
         rule("", &["nodes"], &["get", "list", "watch", "patch"]),
         // Bridges of the node, as resources.
+        // Devices of the host that guests may have.
+        rule("kubevirt.io", &["kubevirts"], READ),
         rule("", &["nodes/status"], &["patch"]),
         rule("", &["pods"], READ),
         // The annotation network-status. Through its status a pod's spec cannot be changed.

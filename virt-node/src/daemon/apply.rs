@@ -470,6 +470,7 @@ fn resolved(
         volumes,
         taps: taps.collect(),
         layout: kept.layout.clone(),
+        ..Made::default()
     };
     let mut spec = start.instance.spec.clone();
     if attached.is_none() {

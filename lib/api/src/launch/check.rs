@@ -86,6 +86,12 @@ pub(super) fn check(launch: &Launch) -> Result {
     }
     unique("disks", launch.disks.iter().map(|disk| disk.name.as_str()))?;
     unique("interfaces", launch.interfaces.iter().map(|one| one.name.as_str()))?;
+    ensure(launch.host_devices.len() <= DEVICES_MAX, "hostDevices", "more than 256")?;
+    for device in &launch.host_devices {
+        name("hostDevices", &device.name)?;
+    }
+    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()))?;
+    unique("hostDevices", launch.host_devices.iter().map(|one| one.address))?;
     unique("devices.inputs", launch.devices.inputs.iter().map(|one| one.name.as_str()))?;
     let orders = launch.disks.iter().filter_map(|disk| disk.boot_order);
     let orders: Vec<u32> =

@@ -1,9 +1,12 @@
 //! Network interfaces, everything that is no disk, and where devices are.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use super::words;
 
@@ -150,6 +153,81 @@ pub struct Route4 {
     pub prefix: u8,
     /// The next hop; 0.0.0.0: the destination is on the link.
     pub gateway: Ipv4Addr,
+}
+
+/// A PCI device of the host that is given to the guest, bound to the driver vfio-pci there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostDevice {
+    /// Its name, unique among host devices.
+    pub name: String,
+    /// Its address on the host.
+    pub address: PciAddress,
+}
+
+/// An address on PCI, written `0000:65:00.0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PciAddress {
+    /// Domain.
+    pub domain: u16,
+    /// Bus.
+    pub bus: u8,
+    /// Slot, below 32.
+    pub slot: u8,
+    /// Function, below 8.
+    pub function: u8,
+}
+
+/// A text that is no address on PCI.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0:?} is not a PCI address such as 0000:65:00.0")]
+pub struct NotPciAddress(String);
+
+impl FromStr for PciAddress {
+    type Err = NotPciAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotPciAddress> {
+        let parsed = || {
+            let (domain, rest) = text.split_once(':')?;
+            let (bus, rest) = rest.split_once(':')?;
+            let (slot, function) = rest.split_once('.')?;
+            let fixed = [(domain, 4), (bus, 2), (slot, 2), (function, 1)];
+            let good = fixed.iter().all(|(part, length)| {
+                part.len() == *length && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+            });
+            let byte = |part: &str| u8::from_str_radix(part, 16).ok();
+            let address = Self {
+                domain: u16::from_str_radix(domain, 16).ok()?,
+                bus: byte(bus)?,
+                slot: byte(slot)?,
+                function: byte(function)?,
+            };
+            (good && address.slot < 32 && address.function < 8).then_some(address)
+        };
+        parsed().ok_or_else(|| NotPciAddress(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for PciAddress {
+    type Error = NotPciAddress;
+
+    fn try_from(text: String) -> Result<Self, NotPciAddress> {
+        text.parse()
+    }
+}
+
+impl From<PciAddress> for String {
+    fn from(address: PciAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, slot, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{slot:02x}.{function:x}")
+    }
 }
 
 /// Everything that is neither disk nor network interface.

@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use device::{
-    Balloon, Devices, Dhcp, Input, InputBus, Interface, Layout, Lease4, NicModel, PanicModel, Route4,
-    SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel, VideoModel, WatchdogAction,
+    Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, NicModel, NotPciAddress,
+    PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel, VideoModel,
+    WatchdogAction,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,
@@ -166,6 +167,9 @@ pub struct Launch {
     pub media: Vec<Medium>,
     /// Network interfaces, in the order the guest counts them.
     pub interfaces: Vec<Interface>,
+    /// Devices of the host that the guest gets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_devices: Vec<HostDevice>,
     /// Everything else.
     pub devices: Devices,
     /// Where devices were in an earlier run; empty at the first.

@@ -1,6 +1,6 @@
 //! Launch documents: what is written is read, and nothing else is.
 
-use api::launch::{DOCUMENT_MAX, Launch, LaunchError, VERSION};
+use api::launch::{DOCUMENT_MAX, Launch, LaunchError, PciAddress, VERSION};
 use serde_json::{Value, json};
 
 /// A document with something of everything.
@@ -56,6 +56,7 @@ fn full() -> Value {
             "name": "default", "tap": "tap0", "mac": "02:00:00:00:00:01", "mtu": 1500, "model": "virtio",
             "queues": null, "bootOrder": 2, "acpiIndex": 1, "linkUp": true,
         }],
+        "hostDevices": [{"name": "gpu-one", "address": "0000:65:00.0"}],
         "devices": {
             "video": "bochs", "serial": {"log": "/run/ferrovirt/vm/serial0.log"},
             "inputs": [{"name": "tablet", "bus": "usb"}], "guestAgent": true,
@@ -115,6 +116,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         "/media/0",
         "/media/0/files/0",
         "/interfaces/0",
+        "/hostDevices/0",
         "/devices",
         "/devices/tpm",
         "/devices/balloon",
@@ -127,7 +129,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         assert!(matches!(read(&document), Err(LaunchError::Malformed(_))), "{pointer}");
         refused += 1;
     }
-    assert_eq!(refused, 21);
+    assert_eq!(refused, 22);
 }
 
 #[test]
@@ -184,6 +186,7 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/interfaces/0/mac", json!("02-00-00-00-00-01"), "interfaces[0].mac"),
         ("/interfaces/0/mtu", json!(67), "interfaces[0].mtu"),
         ("/interfaces/0/queues", json!(257), "interfaces[0].queues"),
+        ("/hostDevices/0/name", json!("Gpu"), "hostDevices"),
         ("/layout/ports", json!(33), "layout.ports"),
         ("/layout/slots/net-default", json!({"port": 9}), "layout.slots"),
         ("/layout/slots/net-default", json!({"conventional": 0}), "layout.slots"),
@@ -209,4 +212,26 @@ fn secrets_on_media_are_not_shown() {
     let mut document = full();
     document["media"][0]["files"][0]["content"] = json!("aHVudGVyMg==");
     assert!(!format!("{:?}", read(&document).unwrap()).contains("aHVudGVyMg"));
+}
+
+#[test]
+fn an_address_on_pci_has_one_form() {
+    for text in ["0000:65:00.0", "ffff:ff:1f.7"] {
+        assert_eq!(text.parse::<PciAddress>().unwrap().to_string(), text);
+    }
+    for text in [
+        "",
+        "65:00.0",
+        "0000:65:00",
+        "0000:65:00.8",
+        "0000:65:20.0",
+        "0000:65:0.0",
+        "+000:65:00.0",
+        "../0:65:00.0",
+    ] {
+        assert!(text.parse::<PciAddress>().is_err(), "{text}");
+    }
+    let mut document = full();
+    document["hostDevices"][0]["address"] = json!("65:00.0");
+    assert!(matches!(read(&document), Err(LaunchError::Malformed(_))));
 }

@@ -26,6 +26,11 @@ pub(super) struct Row {
 /// The field is not supported yet.
 pub(super) const LATER: &str = "not supported yet; it has no effect";
 
+/// Devices of the host are for clusters: a device plugin counts them.
+const NO_DEVICES: &str = "not supported yet on one machine: devices of the host cannot be given to a guest";
+/// Devices are allocated by a device plugin.
+const NO_CLAIMS: &str = "not supported yet: name a device of permittedHostDevices in deviceName";
+
 const fn row(field: &'static str, verdict: Verdict, text: &'static str) -> Row {
     Row { field, verdict, text, place: Where::Anywhere }
 }
@@ -67,7 +72,7 @@ const INSTANCE: &[Row] = &[
     only_cluster("nodeSelector"),
     only_cluster("priorityClassName"),
     later_alone("readinessProbe"),
-    row("resourceClaims", Error, "not supported yet: devices of the machine cannot be given to a guest"),
+    row("resourceClaims", Error, NO_CLAIMS),
     only_cluster("schedulerName"),
     only_cluster("serviceAccountName"),
     later_in_cluster("serviceAccountName"),
@@ -91,12 +96,19 @@ const INSTANCE: &[Row] = &[
     later("domain.devices.disks[].lun.reservation"),
     later("domain.devices.downwardMetrics"),
     row("domain.devices.filesystems", Error, "not supported yet: use a disk"),
-    row("domain.devices.gpus", Error, "not supported yet: devices of the machine cannot be given to a guest"),
+    row("domain.devices.gpus[].claimName", Error, NO_CLAIMS),
+    row("domain.devices.gpus[].requestName", Error, NO_CLAIMS),
+    later("domain.devices.gpus[].tag"),
     row(
-        "domain.devices.hostDevices",
-        Error,
-        "not supported yet: devices of the machine cannot be given to a guest",
+        "domain.devices.gpus[].virtualGPUOptions",
+        Unsupported,
+        "only for mediated devices, not supported yet",
     ),
+    refused_alone("domain.devices.gpus", NO_DEVICES),
+    row("domain.devices.hostDevices[].claimName", Error, NO_CLAIMS),
+    row("domain.devices.hostDevices[].requestName", Error, NO_CLAIMS),
+    later("domain.devices.hostDevices[].tag"),
+    refused_alone("domain.devices.hostDevices", NO_DEVICES),
     row("domain.devices.interfaces[].binding", Error, "not supported yet: use masquerade or bridge"),
     later("domain.devices.interfaces[].dhcpOptions"),
     row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has removed it: use bridge"),

@@ -1,5 +1,5 @@
-//! Every common instance type with every common preference: applied field by field as the rules have it, or refused for
-//! what the preference requires. `common.txt` has the values of release 1.7.0.
+//! Every common instance type with every common preference: applied field by field as the rules have it, or refused by
+//! the requirements of the preference. `common.txt` has the values of release 1.7.0.
 //!
 //! The rules are written a second time here, as paths: [`SIZES`] and [`PREFERENCES`] give the field of the template for
 //! each field of the files.
@@ -254,7 +254,7 @@ fn every_common_instance_type_with_every_common_preference() {
             let (wanted, annotations) = expected(size, preference);
             assert_eq!(serde_json::to_value(&spec).unwrap(), written(wanted), "{name}");
             assert_eq!(json!(metadata.annotations), json!(annotations), "{name}");
-            // What comes out can be run.
+            // The result can be run.
             let machine = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
                 "metadata": {"name": "a", "namespace": "n"},
                 "spec": {"runStrategy": "Always", "template": {"spec": spec}}});

@@ -1,13 +1,15 @@
 //! Everything that is neither disk nor network interface.
 
+use std::collections::BTreeMap;
+
 use api::launch::{
-    Accelerator, Balloon, Devices, Firmware, Input, InputBus, PanicModel, SerialConsole, SoundModel, Tpm,
-    TpmModel, VideoModel, WatchdogAction,
+    Accelerator, Balloon, Devices, Firmware, HostDevice, Input, InputBus, PanicModel, SerialConsole,
+    SoundModel, Tpm, TpmModel, VideoModel, WatchdogAction,
 };
 
 use super::Resolution;
 use super::volumes::is_label;
-use crate::pod;
+use crate::{host_devices, pod};
 
 /// Seconds between the reports of the balloon.
 const STATISTICS_PERIOD: u32 = 10;
@@ -40,6 +42,34 @@ impl Resolution<'_> {
             hotplug,
             transitional: asked.use_virtio_transitional.unwrap_or(false),
         }
+    }
+
+    /// Each takes the next device that the guest was given of its resource.
+    pub(super) fn host_devices(&mut self) -> Vec<HostDevice> {
+        let mut found: Vec<HostDevice> = Vec::new();
+        let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+        for one in host_devices::requested(self.spec) {
+            let name = one.alias();
+            if !is_label(one.name) || found.iter().any(|other| other.name == name) {
+                self.error(
+                    &format!("{}.name", one.path),
+                    "given twice, or not a name of lower-case letters, digits and -",
+                );
+            }
+            let at = format!("{}.deviceName", one.path);
+            if one.resource.is_empty() {
+                self.error(&at, "is missing: name a resource of permittedHostDevices");
+                continue;
+            }
+            let place = taken.entry(one.resource).or_default();
+            let address = self.made.host_devices.get(one.resource).and_then(|all| all.get(*place));
+            *place += 1;
+            match address {
+                Some(address) => found.push(HostDevice { name, address: *address }),
+                None => self.error(&at, format!("the pod has too few PCI devices of {}", one.resource)),
+            }
+        }
+        found
     }
 
     fn video(&mut self, firmware: &Option<Firmware>) -> Option<VideoModel> {

@@ -20,7 +20,9 @@ use std::collections::BTreeMap;
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::VirtualMachineInstanceSpec;
 pub use api::launch::Tap;
-use api::launch::{Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, Storage, VERSION};
+use api::launch::{
+    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Storage, VERSION,
+};
 use api::resource::ObjectMeta;
 
 use crate::finding::{Finding, Findings};
@@ -71,6 +73,8 @@ pub struct Made {
     pub volumes: BTreeMap<String, Backend>,
     /// Attached network interfaces, by name.
     pub taps: BTreeMap<String, Tap>,
+    /// Addresses of the host's devices that the guest was given, by resource.
+    pub host_devices: BTreeMap<String, Vec<PciAddress>>,
     /// Where devices were in an earlier run.
     pub layout: Layout,
 }
@@ -158,6 +162,8 @@ impl Resolution<'_> {
         let counts = [
             ("domain.devices.disks", "disks", devices.disks.len()),
             ("domain.devices.interfaces", "interfaces", devices.interfaces.len()),
+            ("domain.devices.gpus", "GPUs", devices.gpus.len()),
+            ("domain.devices.hostDevices", "host devices", devices.host_devices.len()),
             ("domain.devices.inputs", "inputs", devices.inputs.len()),
             ("networks", "networks", self.spec.networks.len()),
             ("volumes", "volumes", self.spec.volumes.len()),
@@ -186,6 +192,7 @@ impl Resolution<'_> {
         let interfaces = self.interfaces();
         let media = self.media();
         let (io_threads, disks) = self.disks(&cpu, &media);
+        let host_devices = self.host_devices();
         let devices = self.devices(&firmware);
         self.boot_orders();
         self.credentials();
@@ -229,6 +236,7 @@ impl Resolution<'_> {
             disks,
             media,
             interfaces,
+            host_devices,
             devices,
             layout: self.made.layout.clone(),
             grace_seconds: spec.termination_grace_period_seconds.unwrap_or(GRACE_SECONDS),

@@ -1,11 +1,13 @@
 //! Rules of each kind; those of a guest's machine are [`crate::resolve`]'s.
 
+use std::collections::BTreeMap;
+
 use api::cdi::{DataVolume, DataVolumeSource, DataVolumeSpec, StorageSpec};
 use api::cni::Configuration;
 use api::core::{ClaimSpec, ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec};
-use api::launch::{Accelerator, DEVICES_MAX, DiskFormat, Layout, Storage};
+use api::launch::{Accelerator, DEVICES_MAX, DiskFormat, Layout, PciAddress, Storage};
 use api::manifest::Document;
 use api::multus::NetworkAttachmentDefinition;
 use api::resource::{ObjectMeta, Quantity};
@@ -14,7 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::{NAMESPACE, is_of_machine, read};
 use crate::finding::{Findings, Verdict};
-
+use crate::host_devices;
 use crate::machine::Strategy;
 use crate::resolve::{self, Backend, Guest, Host, Made, Objects, Tap};
 
@@ -206,11 +208,18 @@ pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
         dhcp: None,
     };
     let taps = resolve::interfaces_of(spec).into_iter().map(|one| (one.name, tap.clone()));
+    let mut addresses = (0..=u8::MAX)
+        .flat_map(|bus| (0..32).map(move |slot| PciAddress { domain: 0, bus, slot, function: 0 }));
+    let mut devices: BTreeMap<String, Vec<PciAddress>> = BTreeMap::new();
+    for (resource, count) in host_devices::resources(spec) {
+        devices.insert(resource.to_owned(), addresses.by_ref().take(count).collect());
+    }
     Made {
         folder: "/run/guest".to_owned(),
         state: "/state/guest".to_owned(),
         volumes: volumes.collect(),
         taps: taps.collect(),
+        host_devices: devices,
         layout: Layout::default(),
     }
 }

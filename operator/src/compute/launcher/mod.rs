@@ -26,7 +26,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec};
+use api::kubevirt::{PermittedHostDevices, VirtualMachineInstance, VirtualMachineInstanceSpec};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -56,7 +56,7 @@ const KEPT_FROM_PODS: [&str; 4] = [
 ];
 
 /// The platform's configuration of launcher pods.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Settings {
     /// Image of virt-launcher.
     pub(super) image: String,
@@ -85,6 +85,8 @@ pub(super) struct Settings {
     pub(super) obsolete_models: BTreeSet<String>,
     /// StorageClass of claims with TPM and EFI state (`vmStateStorageClass`); the default for disks if empty.
     pub(super) state_class: Option<String>,
+    /// Devices of the host that guests may have (`permittedHostDevices`).
+    pub(super) host_devices: PermittedHostDevices,
 }
 
 impl Default for Settings {
@@ -103,6 +105,7 @@ impl Default for Settings {
             overhead_percent: 100,
             obsolete_models: BTreeSet::new(),
             state_class: None,
+            host_devices: PermittedHostDevices::default(),
         }
     }
 }
@@ -180,6 +183,7 @@ pub(super) fn pod(
     });
     if purpose == Purpose::Guest {
         network::request(&mut compute["resources"], facts.networks);
+        resources::host_devices(&mut compute["resources"], spec, settings)?;
     }
     if let Some(policy) = &settings.pull_policy {
         compute["imagePullPolicy"] = json!(policy);

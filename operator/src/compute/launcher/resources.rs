@@ -147,6 +147,25 @@ pub(super) fn compute(
     Ok(json!({"requests": requests, "limits": limits}))
 }
 
+/// Adds the devices of the host that the guest is to have.
+pub(super) fn host_devices(
+    resources: &mut Value,
+    spec: &VirtualMachineInstanceSpec,
+    settings: &Settings,
+) -> Result<(), Unsupported> {
+    if let Some((path, problem)) =
+        virt::host_devices::refused(spec, &settings.host_devices).into_iter().next()
+    {
+        return Err(Unsupported::field(format!("spec.{path}"), problem));
+    }
+    for (resource, count) in virt::host_devices::resources(spec) {
+        for list in ["requests", "limits"] {
+            resources[list][resource] = json!(count.to_string());
+        }
+    }
+    Ok(())
+}
+
 /// Whether an interface can use the kernel's virtio back end.
 fn wants_vhost(spec: &VirtualMachineInstanceSpec) -> bool {
     let devices = &spec.domain.devices;

@@ -455,3 +455,31 @@ fn fields_of_the_pod_change_it() {
         assert_ne!(of(&before), of(&after), "{name}: {before:?} and {after:?} are one");
     }
 }
+
+#[test]
+fn a_pod_asks_for_the_devices_of_the_host_that_are_permitted() {
+    let mut domain = memory("1Gi");
+    domain["devices"] = json!({
+        "gpus": [{"name": "a", "deviceName": "nvidia.com/T4"}],
+        "hostDevices": [{"name": "b", "deviceName": "nvidia.com/T4"}],
+    });
+    let object = instance(&json!({"domain": domain}));
+    let card = json!({"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"});
+    let host_devices = serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap();
+    let permitted = Settings { host_devices, ..settings() };
+    for (purpose, wanted) in [(Purpose::Guest, json!("2")), (Purpose::Provision, Value::Null)] {
+        let made = pod(&object, &permitted, purpose, &FACTS).unwrap();
+        for list in ["requests", "limits"] {
+            assert_eq!(
+                made["spec"]["containers"][0]["resources"][list]["nvidia.com/T4"], wanted,
+                "{purpose:?}"
+            );
+        }
+    }
+    let refused = pod(&object, &settings(), Purpose::Guest, &FACTS).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "spec.domain.devices.gpus[0].deviceName: GPU nvidia.com/T4 is not permitted in permittedHostDevices \
+         configuration"
+    );
+}

@@ -1,8 +1,10 @@
 //! Refusals as the API server passes them on: a Status with one cause per field, and warnings.
 
+use api::kubevirt::{PermittedHostDevices, VirtualMachineInstanceSpec};
 use cluster::Status;
 use cluster::review::Answer;
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use virt::finding::{Finding, Verdict};
 
 /// Most warnings of an answer.
@@ -29,6 +31,14 @@ pub(super) struct Cause {
     pub(super) field: String,
     /// For people. A refusal's message is made of these.
     pub(super) message: String,
+}
+
+/// Devices of the host that a spec of an instance, whose path is `at`, asks for and may not have. A spec that cannot be
+/// read is refused by other rules.
+pub(super) fn devices_refused(spec: &Value, at: &str, permitted: &PermittedHostDevices) -> Vec<Cause> {
+    let Ok(spec) = VirtualMachineInstanceSpec::deserialize(spec) else { return Vec::new() };
+    let refused = virt::host_devices::refused(&spec, permitted).into_iter();
+    refused.map(|(path, message)| Cause { reason: INVALID, field: format!("{at}.{path}"), message }).collect()
 }
 
 /// A refusal (422, Invalid).

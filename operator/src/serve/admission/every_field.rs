@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use api::kind::Kind;
+use api::kubevirt::PermittedHostDevices;
 use api::schema::leaves;
 use cluster::review::{Answer, Request};
 use guests::mutants::{Mutant, Wrong, mutants, plain};
@@ -18,13 +19,17 @@ use virt::{admission, validate};
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
-const BY_OPERATOR: [&str; 17] = [
+const BY_OPERATOR: [&str; 21] = [
     "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent",
     "accessCredentials[].userPassword",
     "affinity",
     "dnsConfig",
     "dnsPolicy",
     "domain.cpu.dedicatedCpuPlacement",
+    "domain.devices.gpus[].deviceName",
+    "domain.devices.gpus[].name",
+    "domain.devices.hostDevices[].deviceName",
+    "domain.devices.hostDevices[].name",
     "domain.firmware.kernelBoot",
     "livenessProbe",
     "nodeSelector",
@@ -60,8 +65,12 @@ fn manifests() -> BTreeMap<String, Vec<Value>> {
 fn judged(object: &Value) -> (bool, Vec<String>) {
     let request = Request { operation: "CREATE".into(), object: object.clone(), ..Request::default() };
     let answer = match object["kind"].as_str() {
-        Some("VirtualMachine") => machine::validate(&request, false, &Flavor::default()),
-        Some("VirtualMachineInstance") => instance::validate(&request, false),
+        Some("VirtualMachine") => {
+            machine::validate(&request, false, &Flavor::default(), &PermittedHostDevices::default())
+        }
+        Some("VirtualMachineInstance") => {
+            instance::validate(&request, false, &PermittedHostDevices::default())
+        }
         Some("DataVolume") => {
             let findings = validate::object(Kind::DataVolume, object, Place::Cluster);
             super::answer::judge(Vec::new(), &findings)

@@ -4,7 +4,7 @@
 //! put back here.
 
 use api::kind::Kind;
-use api::kubevirt::VirtualMachineInstance;
+use api::kubevirt::{PermittedHostDevices, VirtualMachineInstance};
 use cluster::review::{Answer, Request, difference};
 use virt::admission::{self, Identity, Settings};
 use virt::fields::Place;
@@ -55,7 +55,7 @@ pub(super) fn preset_refused() -> Answer {
 }
 
 /// Refuses what cannot be run, and users' changes of what runs.
-pub(super) fn validate(request: &Request, own: bool) -> Answer {
+pub(super) fn validate(request: &Request, own: bool, permitted: &PermittedHostDevices) -> Answer {
     let Request { object, old_object: old, .. } = request;
     if own {
         return Answer::allow();
@@ -70,12 +70,13 @@ pub(super) fn validate(request: &Request, own: bool) -> Answer {
         let refused = spec.or_else(|| labels::changed(&old["metadata"], &object["metadata"]));
         return refused.map_or_else(Answer::allow, |cause| answer::refuse(&[cause]));
     }
-    let causes = labels::created(&object["metadata"], "metadata");
+    let mut causes: Vec<Cause> = labels::created(&object["metadata"], "metadata").into_iter().collect();
+    causes.extend(answer::devices_refused(&object["spec"], "spec", permitted));
     let mut findings =
         validate::object(Kind::VirtualMachineInstance, &without_status(object), Place::Cluster);
     // On one machine an instance of a VM is left out of what is read; here it is created.
     findings.retain(|finding| finding.path != "metadata.ownerReferences");
-    answer::judge(causes.into_iter().collect(), &findings)
+    answer::judge(causes, &findings)
 }
 
 #[cfg(test)]
@@ -96,6 +97,11 @@ mod tests {
         let (parent, name) = pointer.rsplit_once('/').unwrap();
         object.pointer_mut(parent).unwrap()[name] = value;
         object
+    }
+
+    fn validated(request: &Request, own: bool) -> Answer {
+        let card = json!({"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"});
+        validate(request, own, &serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap())
     }
 
     fn request(operation: &str, object: Value, old_object: Value) -> Request {
@@ -172,9 +178,9 @@ mod tests {
             ),
         ] {
             let request = request("UPDATE", new, old);
-            let response = validate(&request, false).write("u")["response"].clone();
+            let response = validated(&request, false).write("u")["response"].clone();
             assert_eq!(response["status"]["message"].as_str(), expected, "{response}");
-            assert!(validate(&request, true).is_allowed(), "own account");
+            assert!(validated(&request, true).is_allowed(), "own account");
         }
     }
 
@@ -183,13 +189,21 @@ mod tests {
         for (object, expected) in [
             (with("/status", json!({"phase": "Pending"})), None),
             (with("/spec/domain/bogus", json!(1)), Some("spec.domain.bogus: no such field")),
+            (with("/spec/domain/devices/gpus", json!([{"name": "a", "deviceName": "nvidia.com/T4"}])), None),
+            (
+                with(
+                    "/spec/domain/devices/hostDevices",
+                    json!([{"name": "a", "deviceName": "nvidia.com/T5"}]),
+                ),
+                Some("HostDevice nvidia.com/T5 is not permitted in permittedHostDevices configuration"),
+            ),
             (
                 with("/metadata/labels", json!({"kubevirt.io/nodeName": "n"})),
                 Some("creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited"),
             ),
         ] {
             let response =
-                validate(&request("CREATE", object, Value::Null), false).write("u")["response"].clone();
+                validated(&request("CREATE", object, Value::Null), false).write("u")["response"].clone();
             assert_eq!(response["status"]["message"].as_str(), expected, "{response}");
             assert_eq!(response["warnings"], Value::Null, "{response}");
         }

@@ -1,7 +1,7 @@
 //! VirtualMachines: defaults of the template, rules of the spec. Pure.
 
 use api::kind::Kind;
-use api::kubevirt::{FlavorReference, VirtualMachine};
+use api::kubevirt::{FlavorReference, PermittedHostDevices, VirtualMachine};
 use cluster::review::{Answer, Request, difference};
 use serde::Deserialize;
 use serde_json::Value;
@@ -44,21 +44,30 @@ pub(super) fn mutate(
     Answer::allow().patch(difference(&request.object, &object))
 }
 
-/// Refuses what cannot be run, and warns of fields without effect. `flavor`: what the VM refers to.
-pub(super) fn validate(request: &Request, own: bool, flavor: &Flavor) -> Answer {
+/// Refuses what cannot be run, and warns of fields without effect. `flavor`: what the VM refers to; `permitted`: devices
+/// of the host that guests may have.
+pub(super) fn validate(
+    request: &Request,
+    own: bool,
+    flavor: &Flavor,
+    permitted: &PermittedHostDevices,
+) -> Answer {
     if own || is_settled(request) {
         return Answer::allow();
     }
     let object = &request.object;
     let causes = labels::created(&object["spec"]["template"]["metadata"], "spec.template.metadata");
+    let mut causes: Vec<Cause> = causes.into_iter().collect();
     let mut checked = without_status(object);
     if !flavor.is_empty()
         && let Some(refusal) = apply(&mut checked, flavor)
     {
         return refusal;
     }
+    let template = &checked["spec"]["template"]["spec"];
+    causes.extend(answer::devices_refused(template, "spec.template.spec", permitted));
     let findings = validate::object(Kind::VirtualMachine, &checked, Place::Cluster);
-    let answer = answer::judge(causes.into_iter().collect(), &findings);
+    let answer = answer::judge(causes, &findings);
     if answer.is_allowed() && object["spec"]["running"].is_boolean() { answer.warn(RUNNING) } else { answer }
 }
 
@@ -150,7 +159,7 @@ mod tests {
     }
 
     fn validated(request: &Request, own: bool) -> Answer {
-        validate(request, own, &Flavor::default())
+        validate(request, own, &Flavor::default(), &PermittedHostDevices::default())
     }
 
     fn mutated(request: &Request, own: bool) -> Vec<(String, Value)> {
@@ -277,8 +286,9 @@ mod tests {
             object["spec"]["preference"] = json!({"name": "fedora"});
             request("CREATE", object, Value::Null)
         };
+        let none = PermittedHostDevices::default();
         let open = || with(json!({"domain": {"devices": {}}}));
-        assert!(validate(&open(), false, &flavor("2Gi", "1Gi")).is_allowed());
+        assert!(validate(&open(), false, &flavor("2Gi", "1Gi"), &none).is_allowed());
         let own = with(json!({"domain": {"memory": {"guest": "1Gi"}, "cpu": {"cores": 1}, "devices": {}}}));
         for (request, flavor, field, message) in [
             (
@@ -296,7 +306,7 @@ mod tests {
                  type, preference requires 2Gi",
             ),
         ] {
-            let response = validate(&request, false, &flavor).write("u")["response"].clone();
+            let response = validate(&request, false, &flavor, &none).write("u")["response"].clone();
             assert_eq!(response["status"]["message"], message);
             assert_eq!(response["status"]["details"]["causes"][0]["field"], field);
         }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::kind::Kind;
-use api::kubevirt::VirtualMachine;
+use api::kubevirt::{PermittedHostDevices, VirtualMachine};
 use cluster::review::{Answer, Request};
 use cluster::{Cache, Client, Key, Resource, Scope};
 use http::{Method, StatusCode};
@@ -184,7 +184,10 @@ impl Admission {
                 Err(refusal) => refusal,
             },
             Review::ValidateMachine => self.validate_machine(request, own).await?,
-            Review::ValidateInstance => instance::validate(request, own),
+            Review::ValidateInstance => match self.host_devices().await {
+                Ok(permitted) => instance::validate(request, own, &permitted),
+                Err(refusal) => refusal,
+            },
             Review::RefusePreset => instance::preset_refused(),
             Review::AuthorizeVolume => self.authorize(request, own).await?,
             Review::ValidateVolume
@@ -257,23 +260,38 @@ impl Admission {
                 };
             }
         }
-        Ok(machine::validate(request, own, &flavor))
+        Ok(match self.host_devices().await {
+            Ok(permitted) => machine::validate(request, own, &flavor, &permitted),
+            Err(refusal) => refusal,
+        })
     }
 
     /// The defaults of the cluster, and what a new guest is identified by. Defaults stay in the objects that get them, so
     /// none are given before the KubeVirt object was read.
     async fn defaults(&self) -> Result<(Settings, Identity), Answer> {
-        if !self.configuration.is_synced() {
-            let synced = tokio::time::timeout(SETTINGS_WAIT, self.configuration.synced()).await;
-            synced.map_err(|_| {
-                let text = "the KubeVirt object cannot be read yet; try again";
-                Answer::refuse(503, "ServiceUnavailable", text)
-            })?;
-        }
+        self.synced().await?;
         let identity = fill::identity().ok_or_else(|| {
             Answer::refuse(500, "InternalError", "the operating system gives no random numbers; retry")
         })?;
         Ok((settings::settings(&self.configuration), identity))
+    }
+
+    /// Devices of the host that guests may have.
+    async fn host_devices(&self) -> Result<PermittedHostDevices, Answer> {
+        self.synced().await?;
+        Ok(settings::host_devices(&self.configuration))
+    }
+
+    /// Waits until the KubeVirt object was read; a refusal if that takes long.
+    async fn synced(&self) -> Result<(), Answer> {
+        if self.configuration.is_synced() {
+            return Ok(());
+        }
+        let synced = tokio::time::timeout(SETTINGS_WAIT, self.configuration.synced()).await;
+        synced.map(drop).map_err(|_| {
+            let text = "the KubeVirt object cannot be read yet; try again";
+            Answer::refuse(503, "ServiceUnavailable", text)
+        })
     }
 
     /// Whether the requesting user may clone what a new DataVolume names.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use api::kubevirt::LogVerbosity;
+use api::kubevirt::{LogVerbosity, PermittedHostDevices};
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 use virt::admission::{DefaultBinding, Settings};
@@ -12,7 +12,7 @@ use crate::view::{Age, Gates, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
-/// A KubeVirt object, as far as defaults and levels depend on it.
+/// A KubeVirt object, as far as defaults, permitted devices and levels depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Configuration {
@@ -34,6 +34,7 @@ struct Fields {
     architecture_configuration: Architectures,
     developer_configuration: Developer,
     network: Network,
+    permitted_host_devices: PermittedHostDevices,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -84,6 +85,12 @@ pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
     current(configuration).map_or_else(Settings::default, |object| of(&object))
 }
 
+/// Devices of the host that guests may have now.
+pub(super) fn host_devices(configuration: &Cache<Configuration>) -> PermittedHostDevices {
+    let permitted = |object: Arc<Configuration>| object.spec.configuration.permitted_host_devices.clone();
+    current(configuration).map(permitted).unwrap_or_default()
+}
+
 /// Whether a feature gate that is off by default is on now.
 pub(super) fn gate(configuration: &Cache<Configuration>, name: &str) -> bool {
     current(configuration)
@@ -123,6 +130,7 @@ fn of(object: &Configuration) -> Settings {
         architecture_configuration: architectures,
         developer_configuration: _,
         network,
+        permitted_host_devices: _,
     } = &object.spec.configuration;
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let base = Settings::default();

@@ -1,21 +1,25 @@
-//! Device plugins: the kubelet counts `devices.kubevirt.io/{kvm,tun,vhost-net}` and gives launcher pods the device nodes.
+//! Device plugins: the kubelet counts `devices.kubevirt.io/{kvm,tun,vhost-net}` and the PCI devices that guests may have
+//! ([`pci`]), and gives launcher pods the device nodes.
 //!
 //! ```text
-//! Plugins::start ──► one task per device (register): socket in the kubelet's directory ─► Register ─► watch for a restart
-//!                                            └─► plugin: ListAndWatch (1000 units, healthy or not), Allocate
+//! Plugins::start, pci::keep ──► one task per resource (register): socket in the kubelet's directory ─► Register ─► watch
+//!                                            └─► plugin: ListAndWatch (units, healthy or not), Allocate      for a restart
 //! ```
 //!
 //! Not here: whether KVM works ([`crate::node::kvm`]), and which pods ask for which device (the operator).
 
+pub(crate) mod pci;
 mod plugin;
 mod register;
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// Units of each device that the kubelet may give away: as many as pods can ever ask for, as upstream has it.
-pub(crate) const UNITS: usize = 1000;
+const UNITS: usize = 1000;
 
 /// A device that pods can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,57 +41,103 @@ pub(crate) const VHOST_NET: Device = Device { name: "vhost-net", path: "/dev/vho
 
 impl Device {
     /// The resource that pods request.
-    pub(crate) fn resource(self) -> String {
+    fn resource(self) -> String {
         format!("devices.kubevirt.io/{}", self.name)
     }
 
     /// Whether the node has it.
     pub(crate) fn exists(self) -> bool {
-        std::path::Path::new(self.path).exists()
+        Path::new(self.path).exists()
     }
 
-    /// File name of its plugin's socket in the kubelet's directory.
-    fn socket(self) -> String {
-        format!("kubevirt-{}.sock", self.name)
+    /// The offer of its plugin.
+    fn offer(self, units: watch::Receiver<Units>) -> Offer {
+        let socket = format!("kubevirt-{}.sock", self.name);
+        Offer { resource: self.resource(), socket, units, give: Give::Node(self.path) }
+    }
+
+    /// Its units: as many as pods can ever ask for.
+    fn units(self, healthy: bool) -> Units {
+        (0..UNITS).map(|number| (format!("{}{number}", self.name), healthy)).collect()
     }
 }
 
 /// Whether each device of [`DEVICES`] is usable on this node, in that order.
 pub(crate) type Health = [bool; DEVICES.len()];
 
-/// The running plugins. They end with this.
+/// Units of a resource by their ids, and whether each is healthy.
+type Units = BTreeMap<String, bool>;
+
+/// The devices that a container gets with a unit.
+#[derive(Clone, Debug)]
+enum Give {
+    /// This device node.
+    Node(&'static str),
+    /// The PCI device that the unit is called after, found in this directory.
+    Pci(PathBuf),
+}
+
+/// A plugin's offer to the kubelet.
+#[derive(Clone, Debug)]
+struct Offer {
+    /// The resource that pods request.
+    resource: String,
+    /// File name of the plugin's socket in the kubelet's directory.
+    socket: String,
+    units: watch::Receiver<Units>,
+    give: Give,
+}
+
+/// A plugin that is served and registered. It ends with this.
+#[derive(Debug)]
+struct Running {
+    registered: watch::Receiver<bool>,
+    task: JoinHandle<()>,
+    socket: PathBuf,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+        // A socket that is not there is none that the kubelet could find.
+        drop(std::fs::remove_file(&self.socket));
+    }
+}
+
+/// Serves and registers a plugin, and registers it again whenever the kubelet was restarted.
+fn start(offer: Offer, directory: &Path) -> Running {
+    let (tell, registered) = watch::channel(false);
+    let socket = directory.join(&offer.socket);
+    let plugin = register::Registration { offer, directory: PathBuf::from(directory) };
+    let task = tokio::spawn(async move { plugin.keep(&tell).await });
+    Running { registered, task, socket }
+}
+
+/// The running plugins of [`DEVICES`]. They end with this.
 #[derive(Debug)]
 pub(crate) struct Plugins {
-    registered: Vec<watch::Receiver<bool>>,
-    /// Plugins see the end of this as the agent's.
-    _health: watch::Sender<Health>,
+    running: Vec<Running>,
+    /// Plugins see the end of these as the agent's.
+    _units: Vec<watch::Sender<Units>>,
 }
 
 impl Plugins {
-    /// Serves and registers a plugin for each device, and registers again whenever the kubelet was restarted. `directory` is
-    /// the kubelet's, with its socket in it. `health` reports which are usable.
-    pub(crate) fn start(directory: &std::path::Path, health: Health) -> Self {
-        let (tell_health, health) = watch::channel(health);
-        let start = |(place, device): (usize, Device)| {
-            let (tell, registered) = watch::channel(false);
-            let plugin = register::Registration {
-                device,
-                directory: PathBuf::from(directory),
-                health: health.clone(),
-                place,
-            };
-            tokio::spawn(async move { plugin.keep(&tell).await });
-            registered
+    /// Serves and registers a plugin for each device. `directory` is the kubelet's, with its socket in it. `health` reports
+    /// which are usable.
+    pub(crate) fn start(directory: &Path, health: Health) -> Self {
+        let start = |(device, healthy): (Device, bool)| {
+            let (tell, units) = watch::channel(device.units(healthy));
+            (start(device.offer(units), directory), tell)
         };
-        let registered = DEVICES.into_iter().enumerate().map(start).collect();
-        Self { registered, _health: tell_health }
+        let (running, units) = DEVICES.into_iter().zip(health).map(start).unzip();
+        Self { running, _units: units }
     }
 
     /// Returns when the kubelet knows all of them.
     pub(crate) async fn registered(&mut self) {
-        for registered in &mut self.registered {
+        for one in &mut self.running {
             // An error means that its task ended, which happens at the end of the process only.
-            drop(registered.wait_for(|yes| *yes).await);
+            drop(one.registered.wait_for(|yes| *yes).await);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One device's plugin, as the kubelet calls it. Not here: its socket and registration ([`super::register`]).
+//! One resource's plugin, as the kubelet calls it. Not here: its socket and registration ([`super::register`]).
 
 use std::pin::Pin;
 
@@ -8,26 +8,39 @@ use csi::deviceplugin::{
     DeviceSpec, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{Device, Health, UNITS};
+use super::{Give, Offer, Units, pci};
 
-/// A device's plugin.
+/// A resource's plugin.
 #[derive(Clone, Debug)]
-pub(super) struct Plugin {
-    pub(super) device: Device,
-    pub(super) health: watch::Receiver<Health>,
-    /// The device's place in [`Health`].
-    pub(super) place: usize,
-}
+pub(super) struct Plugin(pub(super) Offer);
 
 /// The list of units that the kubelet is sent.
-fn units(device: Device, healthy: bool) -> ListAndWatchResponse {
-    let health = if healthy { "Healthy" } else { "Unhealthy" };
-    let unit = |number| Unit { id: format!("{}{number}", device.name), health: health.to_owned() };
-    ListAndWatchResponse { devices: (0..UNITS).map(unit).collect() }
+fn listed(units: &Units) -> ListAndWatchResponse {
+    let unit = |(id, healthy): (&String, &bool)| {
+        let health = if *healthy { "Healthy" } else { "Unhealthy" };
+        Unit { id: id.clone(), health: health.to_owned() }
+    };
+    ListAndWatchResponse { devices: units.iter().map(unit).collect() }
+}
+
+impl Plugin {
+    /// The devices of these units, as a container gets them.
+    fn give(&self, ids: &[String]) -> Result<ContainerAllocateResponse, String> {
+        match &self.0.give {
+            Give::Node(path) => {
+                let node = DeviceSpec {
+                    container_path: (*path).to_owned(),
+                    host_path: (*path).to_owned(),
+                    permissions: "mrw".to_owned(),
+                };
+                Ok(ContainerAllocateResponse { devices: vec![node], ..ContainerAllocateResponse::default() })
+            }
+            Give::Pci(devices) => pci::allocate(devices, &self.0.resource, ids),
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -42,18 +55,18 @@ impl DevicePlugin for Plugin {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let Self { device, mut health, place } = self.clone();
+        let mut units = self.0.units.clone();
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
             loop {
-                let healthy = health.borrow_and_update()[place];
-                if sender.send(Ok(units(device, healthy))).await.is_err() {
+                let list = listed(&units.borrow_and_update());
+                if sender.send(Ok(list)).await.is_err() {
                     return;
                 }
                 tokio::select! {
-                    changed = health.wait_for(|all| all[place] != healthy) => {
+                    changed = units.changed() => {
                         if changed.is_err() {
-                            // The agent ends, and the connection with it.
+                            // The agent ends, or the plugin, and the connection with it.
                             return;
                         }
                     }
@@ -75,14 +88,10 @@ impl DevicePlugin for Plugin {
         &self,
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
-        let node = DeviceSpec {
-            container_path: self.device.path.to_owned(),
-            host_path: self.device.path.to_owned(),
-            permissions: "mrw".to_owned(),
-        };
-        let container = ContainerAllocateResponse { devices: vec![node] };
-        let containers = request.into_inner().container_requests.len();
-        Ok(Response::new(AllocateResponse { container_responses: vec![container; containers] }))
+        let containers = request.into_inner().container_requests;
+        let given: Result<_, _> = containers.iter().map(|one| self.give(&one.device_ids)).collect();
+        let container_responses = given.map_err(Status::failed_precondition)?;
+        Ok(Response::new(AllocateResponse { container_responses }))
     }
 
     async fn pre_start_container(

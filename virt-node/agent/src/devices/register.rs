@@ -15,8 +15,8 @@ use tokio::sync::{oneshot, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 
+use super::Offer;
 use super::plugin::Plugin;
-use super::{Device, Health};
 use crate::error::{Error, Kind, Result};
 
 /// The kubelet's own socket in its directory.
@@ -30,11 +30,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The plugin to register, and the directory.
 pub(super) struct Registration {
-    pub(super) device: Device,
+    pub(super) offer: Offer,
     /// The kubelet's directory of device plugins.
     pub(super) directory: PathBuf,
-    pub(super) health: watch::Receiver<Health>,
-    pub(super) place: usize,
 }
 
 /// A file by what no other file has while it exists, and when it was made: a number is used again.
@@ -52,13 +50,16 @@ impl Registration {
         loop {
             match self.once(tell).await {
                 Ok(()) => {
-                    tracing::info!(device = self.device.name, "the kubelet was restarted; registering again");
+                    tracing::info!(
+                        resource = self.offer.resource,
+                        "the kubelet was restarted; registering again"
+                    );
                     failed = false;
                 }
                 // The kubelet may be down for long: one line is enough.
                 Err(error) if !failed => {
                     tracing::warn!(
-                        device = self.device.name,
+                        resource = self.offer.resource,
                         error = error.chain(),
                         "cannot register the device plugin; retrying"
                     );
@@ -73,7 +74,7 @@ impl Registration {
 
     /// Serves and registers the plugin, and returns when the kubelet was restarted.
     async fn once(&self, tell: &watch::Sender<bool>) -> Result<()> {
-        let path = self.directory.join(self.device.socket());
+        let path = self.directory.join(&self.offer.socket);
         let failed = |error: io::Error| {
             Error::with(Kind::Kubelet, format!("cannot listen on {}", path.display()), error)
         };
@@ -83,7 +84,7 @@ impl Registration {
         }
         let listener = UnixListener::bind(&path).map_err(failed)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        let plugin = Plugin { device: self.device, health: self.health.clone(), place: self.place };
+        let plugin = Plugin(self.offer.clone());
         let (stop, stopped) = oneshot::channel::<()>();
         let served = Server::builder()
             .add_service(DevicePluginServer::new(plugin))
@@ -97,7 +98,7 @@ impl Registration {
         let registered_with = sockets();
         let outcome = self.register(&kubelet).await;
         if outcome.is_ok() {
-            tracing::info!(resource = self.device.resource(), "device plugin registered");
+            tracing::info!(resource = self.offer.resource, "device plugin registered");
             tell.send_replace(true);
             while sockets() == registered_with && !served.is_finished() {
                 tokio::time::sleep(POLL_INTERVAL).await;
@@ -130,15 +131,15 @@ impl Registration {
             .map_err(|error| refused(error.into()))?;
         let request = RegisterRequest {
             version: VERSION.to_owned(),
-            endpoint: self.device.socket(),
-            resource_name: self.device.resource(),
+            endpoint: self.offer.socket.clone(),
+            resource_name: self.offer.resource.clone(),
             options: Some(DevicePluginOptions::default()),
         };
         let answer = RegistrationClient::new(channel).register(request).await;
         answer.map(drop).map_err(|error| {
             Error::with(
                 Kind::Kubelet,
-                format!("the kubelet refuses the device plugin {}", self.device.resource()),
+                format!("the kubelet refuses the device plugin {}", self.offer.resource),
                 error,
             )
         })
@@ -189,13 +190,13 @@ mod tests {
         let listener = UnixListener::bind(directory.path().join(KUBELET)).unwrap();
         let kubelet = Server::builder().add_service(RegistrationServer::new(Accepting));
         tokio::spawn(kubelet.serve_with_incoming(UnixListenerStream::new(listener)));
-        let (_health, health) = watch::channel([true; 3]);
-        let plugin = Registration { device: KVM, directory: directory.path().to_owned(), health, place: 0 };
+        let (_units, units) = watch::channel(KVM.units(true));
+        let plugin = Registration { offer: KVM.offer(units), directory: directory.path().to_owned() };
         let (tell, mut registered) = watch::channel(false);
         tokio::spawn(async move { plugin.keep(&tell).await });
         registered.wait_for(|yes| *yes).await.unwrap();
 
-        let socket = directory.path().join(KVM.socket());
+        let socket = directory.path().join("kubevirt-kvm.sock");
         let mut crowd = Vec::new();
         for number in 0..idle + unfinished {
             let mut stream = UnixStream::connect(&socket).await.unwrap();

@@ -417,16 +417,17 @@ fn blank(directory: &Dir, info: Option<&ClaimInfo>) -> Result<()> {
     Ok(())
 }
 
-/// Gives the guests' user the KVM device of the launcher's container, which is the container's own node.
+/// Gives the guests' user a device of the launcher's container, such as `/dev/kvm`: the node is the container's own.
 ///
 /// # Errors
 /// It is not there, or is not a device.
-pub(crate) fn give_kvm(launcher: &Process) -> Result<()> {
-    let handle = launcher.file("/dev/kvm")?;
-    if crate::pods::disk::file_type(&handle, "/dev/kvm".as_ref())? != rustix::fs::FileType::CharacterDevice {
-        return Err(Error::new(Kind::Untrusted, "/dev/kvm in the launcher's container is not a device"));
+pub(crate) fn give_device(launcher: &Process, path: &str) -> Result<()> {
+    let handle = launcher.file(path)?;
+    if crate::pods::disk::file_type(&handle, path.as_ref())? != rustix::fs::FileType::CharacterDevice {
+        let text = format!("{path} in the launcher's container is not a device");
+        return Err(Error::new(Kind::Untrusted, text));
     }
     let user = Some(rustix::fs::Uid::from_raw(QEMU_ID));
     rustix::fs::chownat(&handle, c"", user, None, AtFlags::EMPTY_PATH)
-        .map_err(|error| Error::system("cannot give the launcher its /dev/kvm", error))
+        .map_err(|error| Error::system(format!("cannot give the launcher its {path}"), error))
 }

@@ -87,6 +87,8 @@ pub(crate) async fn mend(
 fn launched(site: &Site, instance: &Instance, network: &Network) -> Result<Vec<Launched>> {
     let mut spec = instance.spec.clone();
     leave_volumes_out(&mut spec);
+    spec.domain.devices.gpus.clear();
+    spec.domain.devices.host_devices.clear();
     let guest = Guest {
         metadata: api::resource::ObjectMeta {
             name: instance.name.clone(),

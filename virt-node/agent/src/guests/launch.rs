@@ -24,6 +24,7 @@ use virt::pod as place;
 use virt::resolve::{Backend, Guest, Host, Made, Objects, resolve};
 
 use super::disks::{self, Attachments};
+use super::host_devices;
 use super::instance::Instance;
 use super::network::{self, Network};
 use super::pod::Pod;
@@ -116,7 +117,7 @@ fn prepare(
     let host = host(site, pod);
     if !adopt {
         if host.accelerator == Accelerator::Kvm {
-            disks::give_kvm(launcher)?;
+            disks::give_device(launcher, "/dev/kvm")?;
         }
         if let Err(error) = give_capabilities(&site.capabilities, directory) {
             // Without them the launcher finds out by itself, in some seconds.
@@ -127,6 +128,10 @@ fn prepare(
             );
         }
     }
+    let host_devices = host_devices::given(&instance.spec, launcher)?;
+    if !adopt && !host_devices.is_empty() {
+        host_devices::open(&instance.spec, launcher)?;
+    }
     let volumes = disks::of(instance, directory, pod, attachments, launcher)?;
     disks::kernel(instance, directory, pod, launcher)?;
     let objects = objects(pod, directory)?;
@@ -136,6 +141,7 @@ fn prepare(
         state: if pod.keeps_state { place::STATE } else { place::PRIVATE }.to_owned(),
         volumes,
         taps: network.taps(),
+        host_devices,
         ..Made::default()
     };
     let (launch, findings) = resolve(&instance.spec, &guest, &host, &made, &objects, "spec");
@@ -180,6 +186,8 @@ pub(crate) fn disk(
     let devices = &mut spec.domain.devices;
     devices.disks.retain(|disk| disk.name == name);
     devices.interfaces.clear();
+    devices.gpus.clear();
+    devices.host_devices.clear();
     devices.autoattach_pod_interface = Some(false);
     let made = Made {
         folder: place::PRIVATE.to_owned(),

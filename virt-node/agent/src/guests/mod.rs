@@ -16,6 +16,7 @@ mod credentials;
 mod disks;
 mod follow;
 mod growth;
+mod host_devices;
 mod hotplug;
 mod instance;
 mod interfaces;

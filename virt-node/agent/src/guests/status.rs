@@ -155,6 +155,9 @@ fn migratable(status: &mut Status, spec: &VirtualMachineInstanceSpec) {
              network"
                 .to_owned(),
         )
+    } else if let Some(device) = virt::host_devices::requested(spec).first() {
+        let text = format!("cannot migrate VMI: {} is a device of the node", device.name);
+        ("HostDeviceNotLiveMigratable", text)
     } else if let Some(claim) = claim {
         (
             "DisksNotLiveMigratable",

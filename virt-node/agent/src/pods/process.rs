@@ -3,12 +3,14 @@
 //! A number names another process as soon as the first one is gone. So /proc/PID is opened once, and every look-up is
 //! beneath that descriptor: it fails when the process is gone, even if another process has its number.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use dir::Dir;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::error::{Error, Kind, Result};
 
@@ -63,6 +65,35 @@ impl Process {
     /// It is gone.
     pub(crate) fn group(&self, controller: &str) -> Result<Option<String>> {
         Ok(group_of(&self.text("cgroup")?, controller))
+    }
+
+    /// The environment that it was started with.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn environment(&self) -> Result<BTreeMap<String, String>> {
+        let text = self.text("environ")?;
+        let pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
+        Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    /// Lets it, its children and all that they start lock so many bytes of memory each.
+    ///
+    /// # Errors
+    /// It is gone, or the kernel refuses.
+    pub(crate) fn let_lock(&self, bytes: u64) -> Result<()> {
+        // Children that it starts from now on inherit the limit.
+        lock(self.number, bytes)?;
+        let number = self.number.to_string();
+        let failed = |error| Error::system(format!("cannot list the children of process {number}"), error);
+        let path = self.directory.proc_path(format!("task/{number}/children"));
+        let children = std::fs::read_to_string(path).map_err(failed)?;
+        children.split_ascii_whitespace().filter_map(|child| child.parse().ok()).try_for_each(|child| {
+            match lock(child, bytes) {
+                Err(error) if error.kind() == Kind::Launcher => Ok(()),
+                other => other,
+            }
+        })
     }
 
     /// Its mount namespace.
@@ -155,6 +186,17 @@ impl Root {
     }
 }
 
+/// Lets the process of this number lock so many bytes of memory.
+fn lock(number: i32, bytes: u64) -> Result<()> {
+    let gone = || Error::new(Kind::Launcher, format!("process {number} has ended"));
+    let process = Pid::from_raw(number).ok_or_else(gone)?;
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    prlimit(Some(process), Resource::Memlock, limit).map(drop).map_err(|error| match error {
+        Errno::SRCH => gone(),
+        other => Error::system(format!("cannot let process {number} lock memory"), other),
+    })
+}
+
 /// The group of a controller of version 1 in /proc/PID/cgroup.
 fn group_of(text: &str, controller: &str) -> Option<String> {
     text.lines().find_map(|line| {
@@ -200,6 +242,8 @@ pub(crate) fn of_container(id: &str, uid: &str) -> Result<Process> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -230,6 +274,37 @@ mod tests {
         assert_eq!(group_of(text, "cpu").as_deref(), Some("/a"));
         assert_eq!(group_of("0::/b", "devices"), None);
         assert_eq!(group_of("4:devices:/../../a", "devices"), None);
+    }
+
+    #[test]
+    fn a_process_may_lock_memory_and_so_may_its_children() {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "sleep 60 & wait"]).env("PCI_RESOURCE_A", "0000:65:00.0").stdout(Stdio::null());
+        let mut shell = shell.spawn().unwrap();
+        let number = i32::try_from(shell.id()).unwrap();
+        let process = Process::open(number).unwrap().unwrap();
+        let children = format!("/proc/{number}/task/{number}/children");
+        let child = loop {
+            if let Ok(child) = std::fs::read_to_string(&children).unwrap().trim().parse::<i32>() {
+                break child;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        assert_eq!(process.environment().unwrap()["PCI_RESOURCE_A"], "0000:65:00.0");
+        // More than a process has needs a capability that tests may lack.
+        let bytes = 32 << 10;
+        process.let_lock(bytes).unwrap();
+        for number in [number, child] {
+            let limits = std::fs::read_to_string(format!("/proc/{number}/limits")).unwrap();
+            let line = limits.lines().find(|line| line.starts_with("Max locked memory")).unwrap();
+            assert_eq!(line.split_whitespace().rev().nth(1), Some(bytes.to_string().as_str()), "{line}");
+        }
+        for number in [child, number] {
+            rustix::process::kill_process(Pid::from_raw(number).unwrap(), rustix::process::Signal::KILL)
+                .unwrap();
+        }
+        shell.wait().unwrap();
+        assert_eq!(process.let_lock(bytes).unwrap_err().kind(), Kind::Launcher);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Controllers, network interfaces, and all that is no disk.
 
 use api::launch::{
-    Bus, Input, InputBus, Interface, Launch, Layout, NicModel, Slot, SoundModel, VideoModel, Word,
+    Bus, HostDevice, Input, InputBus, Interface, Launch, Layout, NicModel, PciAddress, Slot, SoundModel,
+    VideoModel, Word,
 };
 
 use super::board::yes_no;
@@ -23,9 +24,14 @@ pub(super) fn virtio_model(launch: &Launch) -> &'static str {
 }
 
 fn pci(bus: u8, slot: u8, function: u8) -> Element {
-    Element::new("address")
-        .with("type", "pci")
-        .with("domain", "0x0000")
+    numbers(Element::new("address").with("type", "pci"), PciAddress { domain: 0, bus, slot, function })
+}
+
+/// An address on PCI, in its parts.
+fn numbers(element: Element, address: PciAddress) -> Element {
+    let PciAddress { domain, bus, slot, function } = address;
+    element
+        .with("domain", format!("{domain:#06x}"))
         .with("bus", format!("{bus:#04x}"))
         .with("slot", format!("{slot:#04x}"))
         .with("function", format!("{function:#x}"))
@@ -125,6 +131,21 @@ fn interface(launch: &Launch, layout: &Layout, one: &Interface) -> Element {
         .child(one.acpi_index.map(|index| Element::new("acpi").with("index", index)))
         .child(user_alias(&alias))
         .child(address(layout, &alias))
+}
+
+/// Devices of the host. Their driver there is vfio-pci already: the launcher may not bind drivers.
+pub(super) fn host_devices(launch: &Launch, layout: &Layout) -> Vec<Element> {
+    let device = |one: &HostDevice| {
+        let source = Element::new("source").child(numbers(Element::new("address"), one.address));
+        Element::new("hostdev")
+            .with("mode", "subsystem")
+            .with("type", "pci")
+            .with("managed", "no")
+            .child(source)
+            .child(user_alias(&one.name))
+            .child(address(layout, &one.name))
+    };
+    launch.host_devices.iter().map(device).collect()
 }
 
 /// Everything else.

@@ -62,6 +62,7 @@ pub fn domain(launch: &Launch) -> Result<Domain, DomainError> {
         .child(device::controllers(launch, &layout))
         .child(disk::disks(launch, &layout))
         .child(device::interfaces(launch, &layout))
+        .child(device::host_devices(launch, &layout))
         .child(device::others(launch, &layout));
     let xml = Element::new("domain")
         .with("type", kind)

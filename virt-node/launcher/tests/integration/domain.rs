@@ -69,6 +69,7 @@ golden! {
     paused: "paused",
     many_sata: "many-sata",
     kernel: "kernel",
+    host_devices: "host-devices",
 }
 
 #[test]

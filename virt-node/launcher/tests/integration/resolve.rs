@@ -89,6 +89,18 @@ fn errors_are_reported_by_field() {
             "domain.cpu.features[0].policy",
         ),
         ("/domain/machine".into(), json!({"type": "pc-i440fx-7.2"}), "domain.machine.type"),
+        ("/domain/devices/gpus".into(), json!([{"name": "a"}]), "domain.devices.gpus[0].deviceName"),
+        (
+            "/domain/devices/gpus".into(),
+            json!([{"name": "A", "deviceName": "example.com/card"}]),
+            "domain.devices.gpus[0].name",
+        ),
+        // The pod has two.
+        (
+            "/domain/devices/hostDevices".into(),
+            json!(["a", "b", "c"].map(|name| json!({"name": name, "deviceName": "example.com/card"}))),
+            "domain.devices.hostDevices[2].deviceName",
+        ),
         ("/domain/firmware".into(), json!({"uuid": "x"}), "domain.firmware.uuid"),
         (
             "/domain/firmware".into(),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::{VirtualMachineInstance, Volume};
-use api::launch::{Accelerator, BlockSizes, DiskFormat, Launch, Layout, Storage, Word};
+use api::launch::{Accelerator, BlockSizes, DiskFormat, Launch, Layout, PciAddress, Storage, Word};
 use api::manifest;
 use api::resource::Confidential;
 use virt::finding::Finding;
@@ -135,11 +135,14 @@ pub(crate) fn resolved(instance: &VirtualMachineInstance, layout: Layout) -> (Op
         let mac = format!("02:00:00:00:00:{index:02x}");
         (name, Tap { link: format!("tap{index}"), mac, mtu: 1400, many_queues: true, dhcp: None })
     });
+    let address = |bus| PciAddress { domain: 0, bus, slot: 0, function: 1 };
+    let host_devices = BTreeMap::from([("example.com/card".to_owned(), vec![address(0x65), address(0xb3)])]);
     let made = Made {
         folder: "/run/ferrovirt/guest".to_owned(),
         state: "/var/lib/ferrovirt/guest".to_owned(),
         volumes,
         taps: taps.collect(),
+        host_devices,
         layout,
     };
     resolve(spec, &guest, &host(instance), &made, &objects(), "spec")

@@ -1,0 +1,135 @@
+//! Devices of the host that a guest asks for, and which of them the platform's settings permit. Pure.
+//!
+//! A device is asked for by the name of a resource of `permittedHostDevices`; which device of that resource a guest gets is
+//! decided by the kubelet, which hands it to the launcher's container.
+//!
+//! Not here: the device plugin, the guest's device.
+
+use std::collections::BTreeMap;
+
+use api::kubevirt::{PermittedHostDevices, VirtualMachineInstanceSpec};
+
+/// A device that a guest asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requested<'a> {
+    /// Its path below the instance's spec, such as `domain.devices.gpus[0]`.
+    pub path: String,
+    /// The kind, as messages have it.
+    kind: &'static str,
+    /// The start of its alias in the guest.
+    alias: &'static str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its resource; empty where none is named.
+    pub resource: &'a str,
+}
+
+impl Requested<'_> {
+    /// Its name among all host devices of the guest.
+    pub fn alias(&self) -> String {
+        format!("{}-{}", self.alias, self.name)
+    }
+}
+
+/// The devices that a guest asks for, GPUs first.
+pub fn requested(spec: &VirtualMachineInstanceSpec) -> Vec<Requested<'_>> {
+    let devices = &spec.domain.devices;
+    let gpus = devices.gpus.iter().enumerate().map(|(index, one)| Requested {
+        path: format!("domain.devices.gpus[{index}]"),
+        kind: "GPU",
+        alias: "gpu",
+        name: &one.name,
+        resource: one.device_name.as_deref().unwrap_or_default(),
+    });
+    let others = devices.host_devices.iter().enumerate().map(|(index, one)| Requested {
+        path: format!("domain.devices.hostDevices[{index}]"),
+        kind: "HostDevice",
+        alias: "hostdevice",
+        name: &one.name,
+        resource: one.device_name.as_deref().unwrap_or_default(),
+    });
+    gpus.chain(others).collect()
+}
+
+/// How many devices of each resource a guest asks for.
+pub fn resources(spec: &VirtualMachineInstanceSpec) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for one in requested(spec).into_iter().filter(|one| !one.resource.is_empty()) {
+        *counts.entry(one.resource).or_default() += 1;
+    }
+    counts
+}
+
+/// Devices that a guest may not have: paths below the instance's spec, and why.
+pub fn refused(spec: &VirtualMachineInstanceSpec, permitted: &PermittedHostDevices) -> Vec<(String, String)> {
+    let PermittedHostDevices { pci_host_devices, mediated_devices, usb } = permitted;
+    let problem = |one: &Requested<'_>| {
+        let Requested { kind, resource, .. } = one;
+        if pci_host_devices.iter().any(|device| device.resource_name == *resource) {
+            return None;
+        }
+        let other = if mediated_devices.iter().any(|device| device.resource_name == *resource) {
+            "mediated"
+        } else if usb.iter().any(|device| device.resource_name == *resource) {
+            "USB"
+        } else {
+            return Some(format!("{kind} {resource} is not permitted in permittedHostDevices configuration"));
+        };
+        Some(format!("{kind} {resource} is a {other} device: guests can have PCI devices only"))
+    };
+    let named = requested(spec).into_iter().filter(|one| !one.resource.is_empty());
+    named.filter_map(|one| Some((format!("{}.deviceName", one.path), problem(&one)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn devices_are_permitted_by_their_resource() {
+        let permitted: PermittedHostDevices = serde_json::from_value(json!({
+            "pciHostDevices": [{"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}],
+            "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}],
+            "usb": [{"resourceName": "kubevirt.io/stick"}],
+        }))
+        .unwrap();
+        let none = PermittedHostDevices::default();
+        let absent = |kind: &str, name: &str| {
+            Some(format!("{kind} {name} is not permitted in permittedHostDevices configuration"))
+        };
+        let other = |kind: &str, name: &str, what: &str| {
+            Some(format!("{kind} {name} is a {what} device: guests can have PCI devices only"))
+        };
+        for (list, resource, permitted, wanted) in [
+            ("gpus", "nvidia.com/T4", &permitted, None),
+            ("hostDevices", "nvidia.com/T4", &permitted, None),
+            ("gpus", "nvidia.com/T4", &none, absent("GPU", "nvidia.com/T4")),
+            ("gpus", "nvidia.com/vT4", &permitted, other("GPU", "nvidia.com/vT4", "mediated")),
+            ("hostDevices", "kubevirt.io/stick", &permitted, other("HostDevice", "kubevirt.io/stick", "USB")),
+            ("hostDevices", "cpu", &permitted, absent("HostDevice", "cpu")),
+            // A missing name is found with the other rules.
+            ("hostDevices", "", &permitted, None),
+        ] {
+            let devices = json!({list: [{"name": "a", "deviceName": resource}]});
+            let spec = serde_json::from_value(json!({"domain": {"devices": devices}})).unwrap();
+            let found = refused(&spec, permitted);
+            let path = format!("domain.devices.{list}[0].deviceName");
+            let wanted: Vec<_> = wanted.into_iter().map(|text| (path.clone(), text)).collect();
+            assert_eq!(found, wanted, "{list} {resource}");
+        }
+    }
+
+    #[test]
+    fn devices_of_one_resource_are_counted() {
+        let spec = serde_json::from_value(json!({"domain": {"devices": {
+            "gpus": [{"name": "a", "deviceName": "x/y"}],
+            "hostDevices": [{"name": "a", "deviceName": "x/y"}, {"name": "b", "deviceName": "x/z"}, {"name": "c"}],
+        }}}))
+        .unwrap();
+        assert_eq!(resources(&spec), BTreeMap::from([("x/y", 2), ("x/z", 1)]));
+        let aliases: Vec<String> = requested(&spec).iter().map(Requested::alias).collect();
+        assert_eq!(aliases, ["gpu-a", "hostdevice-a", "hostdevice-b", "hostdevice-c"]);
+    }
+}

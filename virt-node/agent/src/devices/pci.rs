@@ -1,0 +1,250 @@
+//! PCI devices of the node that guests may have: those of `permittedHostDevices` that are bound to the driver vfio-pci. One
+//! device plugin for each resource that the node has devices of.
+//!
+//! ```text
+//! KubeVirt object (watch) ─┐
+//! /sys/bus/pci/devices  ───┴─► units by resource ─► plugins started, told, stopped
+//! ```
+//!
+//! Not here: mediated and USB devices, resources of other device plugins (`externalResourceProvider`), binding drivers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::kubevirt::{PermittedHostDevices, PermittedPciDevice};
+use api::launch::PciAddress;
+use cluster::{Cache, Client, Resource, Scope};
+use csi::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::{Give, Offer, Running, Units, start};
+
+const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
+/// The kernel's list of devices.
+const DEVICES: &str = "/sys/bus/pci/devices";
+/// The driver that gives a device to a program.
+const DRIVER: &str = "vfio-pci";
+/// How often the node's devices are looked at: administrators bind drivers at any time.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// A KubeVirt object, as far as it is read.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct KubeVirt {
+    spec: Spec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Spec {
+    configuration: Configuration,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Configuration {
+    permitted_host_devices: PermittedHostDevices,
+}
+
+impl From<&Self> for KubeVirt {
+    fn from(read: &Self) -> Self {
+        read.clone()
+    }
+}
+
+/// A device of the node that can be given to a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    /// Vendor and product, such as `10de:1eb8`.
+    id: String,
+    /// The group of devices that are isolated together.
+    group: String,
+}
+
+/// A device, if it is bound to the driver and isolated.
+fn found(devices: &Path, address: PciAddress) -> Option<Found> {
+    let device = devices.join(address.to_string());
+    let number = |name: &str| {
+        let text = std::fs::read_to_string(device.join(name)).ok()?;
+        text.trim().strip_prefix("0x").map(str::to_owned)
+    };
+    let linked = |name: &str| {
+        let target = std::fs::read_link(device.join(name)).ok()?;
+        target.file_name()?.to_str().map(str::to_owned)
+    };
+    if linked("driver")? != DRIVER {
+        return None;
+    }
+    let (vendor, product, group) = (number("vendor")?, number("device")?, linked("iommu_group")?);
+    Some(Found { id: format!("{vendor}:{product}"), group })
+}
+
+/// All devices that can be given to guests.
+fn all(devices: &Path) -> BTreeMap<PciAddress, Found> {
+    let entries = std::fs::read_dir(devices).into_iter().flatten().flatten();
+    let addresses = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<PciAddress>().ok());
+    addresses.filter_map(|address| Some((address, found(devices, address)?))).collect()
+}
+
+/// The node's devices of each resource that is permitted and not another plugin's, by their addresses.
+fn units<'a>(
+    permitted: impl Iterator<Item = &'a PermittedPciDevice>,
+    devices: &BTreeMap<PciAddress, Found>,
+) -> BTreeMap<String, Units> {
+    let mut resources: BTreeMap<String, Units> = BTreeMap::new();
+    for one in permitted.filter(|one| one.external_resource_provider != Some(true)) {
+        let of_kind =
+            devices.iter().filter(|(_, found)| found.id.eq_ignore_ascii_case(&one.pci_vendor_selector));
+        let units = resources.entry(one.resource_name.clone()).or_default();
+        units.extend(of_kind.map(|(address, _)| (address.to_string(), true)));
+    }
+    resources
+}
+
+/// The environment variable of a container with the addresses of its devices of a resource, separated by commas.
+pub(crate) fn variable(resource: &str) -> String {
+    format!("PCI_RESOURCE_{}", resource.to_uppercase().replace(['/', '.'], "_"))
+}
+
+/// The device nodes and the variable for the devices `ids` of a resource; an error names the one that is gone.
+pub(super) fn allocate(
+    devices: &Path,
+    resource: &str,
+    ids: &[String],
+) -> Result<ContainerAllocateResponse, String> {
+    let mut nodes = BTreeSet::from(["/dev/vfio/vfio".to_owned()]);
+    for id in ids {
+        let device = id.parse().ok().and_then(|address| found(devices, address));
+        let gone = || format!("{id} is no PCI device that is bound to {DRIVER} and isolated by an IOMMU");
+        nodes.insert(format!("/dev/vfio/{}", device.ok_or_else(gone)?.group));
+    }
+    let node = |path: String| DeviceSpec {
+        container_path: path.clone(),
+        host_path: path,
+        permissions: "mrw".to_owned(),
+    };
+    Ok(ContainerAllocateResponse {
+        envs: [(variable(resource), ids.join(","))].into(),
+        devices: nodes.into_iter().map(node).collect(),
+    })
+}
+
+/// Keeps the plugins true as long as the process runs. `directory` is the kubelet's.
+pub(crate) async fn keep(client: Client, directory: PathBuf) {
+    let cache = Cache::<KubeVirt>::builder().start::<KubeVirt>(&client, KUBEVIRTS, &Scope::all());
+    cache.synced().await;
+    let mut changes = cache.changes();
+    let mut plugins: BTreeMap<String, (watch::Sender<Units>, Running)> = BTreeMap::new();
+    loop {
+        let objects = cache.all();
+        let permitted = objects.iter().flat_map(|(_, one)| {
+            let devices = &one.spec.configuration.permitted_host_devices;
+            devices.pci_host_devices.iter()
+        });
+        let permitted: Vec<&PermittedPciDevice> = permitted.collect();
+        let idle = permitted.is_empty();
+        let devices = if idle { BTreeMap::new() } else { all(Path::new(DEVICES)) };
+        let units = units(permitted.into_iter(), &devices);
+        plugins.retain(|resource, _| units.contains_key(resource));
+        for (resource, units) in units {
+            match plugins.get(&resource) {
+                Some((tell, _)) => {
+                    tell.send_if_modified(|known| {
+                        let new = *known != units;
+                        *known = units;
+                        new
+                    });
+                }
+                None if units.is_empty() => {}
+                None => {
+                    let (tell, units) = watch::channel(units);
+                    let socket = format!("kubevirt-{}.sock", resource.replace('/', "-"));
+                    let give = Give::Pci(PathBuf::from(DEVICES));
+                    let offer = Offer { resource: resource.clone(), socket, units, give };
+                    plugins.insert(resource, (tell, start(offer, &directory)));
+                }
+            }
+        }
+        tokio::select! {
+            _ = changes.next() => {}
+            () = tokio::time::sleep(INTERVAL), if !idle => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Two cards of one kind that guests can have, one that the node uses, one without an IOMMU, and another kind.
+    fn node() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (address, device, driver, group) in [
+            ("0000:65:00.0", "0x1eb8", DRIVER, Some("7")),
+            ("0000:65:00.1", "0x1eb8", DRIVER, Some("8")),
+            ("0000:66:00.0", "0x1eb8", "nvidia", Some("9")),
+            ("0000:67:00.0", "0x1eb8", DRIVER, None),
+            ("0000:68:00.0", "0x1eb9", DRIVER, Some("10")),
+        ] {
+            let folder = directory.path().join(address);
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("vendor"), "0x10de\n").unwrap();
+            std::fs::write(folder.join("device"), format!("{device}\n")).unwrap();
+            symlink(format!("../../../bus/pci/drivers/{driver}"), folder.join("driver")).unwrap();
+            if let Some(group) = group {
+                symlink(format!("../../../kernel/iommu_groups/{group}"), folder.join("iommu_group")).unwrap();
+            }
+        }
+        std::fs::create_dir(directory.path().join("not-an-address")).unwrap();
+        directory
+    }
+
+    #[test]
+    fn devices_of_permitted_kinds_are_offered() {
+        let node = node();
+        let devices = all(node.path());
+        let device = |selector: &str, name: &str, external: bool| json!({"pciVendorSelector": selector, "resourceName": name, "externalResourceProvider": external});
+        let found = |ids: &[&str]| -> Units { ids.iter().map(|id| ((*id).to_owned(), true)).collect() };
+        for (permitted, wanted) in [
+            (vec![], vec![]),
+            (
+                vec![device("10DE:1EB8", "nvidia.com/T4", false)],
+                vec![("nvidia.com/T4", found(&["0000:65:00.0", "0000:65:00.1"]))],
+            ),
+            (vec![device("10DE:1EB8", "nvidia.com/T4", true)], vec![]),
+            // Two kinds of one resource; a kind that the node does not have.
+            (
+                vec![device("10de:1eb8", "a/b", false), device("10DE:1EB9", "a/b", false)],
+                vec![("a/b", found(&["0000:65:00.0", "0000:65:00.1", "0000:68:00.0"]))],
+            ),
+            (vec![device("8086:1eb8", "a/b", false)], vec![("a/b", Units::new())]),
+        ] {
+            let permitted: Vec<PermittedPciDevice> =
+                permitted.into_iter().map(|one| serde_json::from_value(one).unwrap()).collect();
+            let wanted: BTreeMap<String, Units> =
+                wanted.into_iter().map(|(name, units)| (name.to_owned(), units)).collect();
+            assert_eq!(units(permitted.iter(), &devices), wanted, "{permitted:?}");
+        }
+    }
+
+    #[test]
+    fn a_container_gets_the_nodes_of_its_devices_and_their_addresses() {
+        let node = node();
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let both = ids(&["0000:65:00.0", "0000:65:00.1"]);
+        let answer = allocate(node.path(), "nvidia.com/TU104GL-T4", &both).unwrap();
+        let nodes: Vec<&str> = answer.devices.iter().map(|one| one.host_path.as_str()).collect();
+        assert_eq!(nodes, ["/dev/vfio/7", "/dev/vfio/8", "/dev/vfio/vfio"]);
+        let name = "PCI_RESOURCE_NVIDIA_COM_TU104GL-T4";
+        assert_eq!(answer.envs.get(name).map(String::as_str), Some("0000:65:00.0,0000:65:00.1"));
+        for id in ["0000:66:00.0", "0000:67:00.0", "0000:99:00.0", "../.."] {
+            assert!(allocate(node.path(), "a/b", &ids(&[id])).unwrap_err().contains(id), "{id}");
+        }
+    }
+}
