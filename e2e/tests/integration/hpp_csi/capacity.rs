@@ -7,7 +7,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::hpp_csi::space::{Space, Volume, api, until};
-use crate::hpp_csi::{CLASS, CLUSTER, alone, together};
+use crate::hpp_csi::{CLASS, CLUSTER, alone};
 
 /// The bytes that the driver reports as available.
 fn available() -> u64 {
@@ -56,17 +56,4 @@ fn the_scheduler_knows_how_much_there_is() {
     let claim = space.get("PersistentVolumeClaim", "huge").unwrap();
     assert!(claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].is_null(), "nobody tried");
     assert_eq!(space.get("Pod", "greedy").unwrap()["status"]["phase"], "Pending");
-}
-
-#[test]
-fn an_event_of_the_node_reports_that_sizes_are_not_enforced() {
-    let _driver = together();
-    // The kernel has no quota for the pool's XFS.
-    until("the event", || {
-        let all = CLUSTER.run(api("Event", "default").list(&Default::default())).unwrap();
-        let found = all.items.into_iter().find(|event| event.data["reason"] == "StoragePoolNotEnforced")?;
-        let about = &found.data["involvedObject"];
-        assert_eq!((&about["kind"], &about["name"]), (&json!("Node"), &json!("node1")));
-        Some(())
-    });
 }
