@@ -315,12 +315,10 @@ fn operator_locally() -> Vec<Value> {
 fn agent() -> Vec<Value> {
     vec![
         rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "patch"]),
-        // The level of its log.
+        // The level of its log, and devices of the host that guests may have.
         rule("kubevirt.io", &["kubevirts"], &["list", "watch"]),
         rule("", &["nodes"], &["get", "list", "watch", "patch"]),
         // Bridges of the node, as resources.
-        // Devices of the host that guests may have.
-        rule("kubevirt.io", &["kubevirts"], READ),
         rule("", &["nodes/status"], &["patch"]),
         rule("", &["pods"], READ),
         // The annotation network-status. Through its status a pod's spec cannot be changed.
