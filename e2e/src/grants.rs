@@ -1,4 +1,4 @@
-//! Rights of the platform's accounts, by the roles that are installed, beside their requests, by an audit log.
+//! Rights of the platform's accounts, by the roles that are installed, and their requests, by an audit log.
 //!
 //! A verb on a resource, of one rule, is a grant. A request uses the grants that cover it: those of the platform's namespace
 //! if there are any, else those of all namespaces.

@@ -8,7 +8,7 @@
 //! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes with contents that a test can inspect.
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
 //! - [`platform`]: everything that `operator manifests` prints, installed and available.
-//! - [`grants`]: what the platform's accounts may do, beside what they did.
+//! - [`grants`]: what the platform's accounts may do, and what they did.
 //! - [`leftovers`]: changes to the machine that a cluster might leave; `remains`: those to a node that its pods might.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.

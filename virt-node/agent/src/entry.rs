@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cluster::Cache;
 use http::StatusCode;
 use serve::route::{Router, text};
 use serve::server::{self, Limits};
@@ -30,7 +31,8 @@ use crate::guests::controller::Controller;
 use crate::networks::{self, Api, Networks};
 use crate::node::plan::Facts;
 use crate::node::{bridges, cpu, host, kvm, logs, report};
-use crate::{metrics, storage, streams};
+use crate::settings::Settings;
+use crate::{metrics, settings, storage, streams};
 
 /// How long the last write to the Node object may take.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -96,10 +98,11 @@ async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
     let ready = Arc::new(AtomicBool::new(false));
     let (facts, watched) = watch::channel(Facts::default());
     tokio::spawn(report::keep(client.clone(), config.node.clone(), watched));
-    tokio::spawn(logs::keep(client.clone(), config.node.clone()));
+    let settings = settings::follow(&client);
+    tokio::spawn(logs::keep(settings.clone(), config.node.clone()));
     tokio::spawn(storage::run(client.clone(), config.storage(), std::future::pending()));
     let served = async {
-        let (controller, _plugins) = start(&config, &client, &ready, &facts).await?;
+        let (controller, _plugins) = start(&config, &client, settings, &ready, &facts).await?;
         listen(&config, &client, &controller, &ready, &stopped).await?;
         controller.run(std::future::pending()).await;
         Ok(())
@@ -128,6 +131,7 @@ async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
 async fn start(
     config: &Config,
     client: &cluster::Client,
+    settings: Cache<Settings>,
     ready: &AtomicBool,
     facts: &watch::Sender<Facts>,
 ) -> Result<(Arc<Controller>, Plugins)> {
@@ -153,7 +157,7 @@ async fn start(
     let health: Health = DEVICES.map(|device| if device == KVM { kvm } else { device.exists() });
     let mut plugins = Plugins::start(&config.device_plugins(), health);
     plugins.registered().await;
-    tokio::spawn(pci::keep(client.clone(), config.device_plugins()));
+    tokio::spawn(pci::keep(settings, config.device_plugins()));
     let on_node = networks::Node::default();
     tokio::spawn(bridges::keep(client.clone(), config.node.clone(), on_node.network.clone()));
     let networks = Networks::new(

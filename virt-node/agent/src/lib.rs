@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - [`args`], [`config`], [`entry`]: from the command line to a running process.
-//! - [`devices`]: the kubelet's device plugins. [`node`]: the Node object and KVM.
+//! - [`settings`]: the KubeVirt object. [`devices`]: the kubelet's device plugins. [`node`]: the Node object and KVM.
 //! - [`pods`]: files and processes of launcher pods, none of them trusted.
 //! - [`networks`]: secondary networks of launcher pods, attached by CNI plugins of the node.
 //! - [`guests`]: the reconciler. [`streams`]: what the operator asks over HTTPS. [`metrics`]: what Prometheus reads.
@@ -25,6 +25,7 @@ mod metrics;
 mod networks;
 mod node;
 mod pods;
+mod settings;
 pub mod storage;
 mod streams;
 mod sys;

@@ -1,5 +1,5 @@
-//! What outlives a worker and belongs to the next one: the listening socket, and open block devices. It waits in a pair of
-//! sockets whose ends the supervisor holds (SCM_RIGHTS, unix(7)): files in a message stay open while nobody reads it.
+//! Files that outlive a worker and belong to the next one: the listening socket, and open block devices. They wait in a
+//! pair of sockets of the supervisor (SCM_RIGHTS, unix(7)): files in a message stay open until the message is read.
 //!
 //! ```text
 //! supervisor: sender, receiver

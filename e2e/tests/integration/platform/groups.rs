@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::platform::hostpath::{DRIVER, PLATFORM, apply, bound, claim, get};
+use crate::platform::hostpath::{DRIVER, apply, bound, claim, get};
 use crate::platform::place::{CONTENTS, PLACE, PODS, SNAPSHOTS};
+use crate::platform::streams::replace_agent_at;
 
 const CLASS: &str = "hostpath-csi";
 
@@ -54,12 +55,6 @@ fn pod(namespace: &str, name: &str, claims: [&str; 2]) {
 
 fn run(namespace: &str, pod: &str, command: &str) -> String {
     PLACE.kubectl(&["-n", namespace, "exec", pod, "--", "sh", "-c", command]).unwrap()
-}
-
-/// Ends the agent at once.
-fn kill_agent() {
-    let pods = ["-n", PLATFORM, "delete", "pod", "-l", "kubevirt.io=virt-handler"];
-    PLACE.kubectl(&[&pods[..], &["--grace-period=0", "--force", "--wait=false"]].concat()).unwrap();
 }
 
 /// The error in a group's status.
@@ -122,12 +117,14 @@ fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
     pod(namespace, "writer", ["data", "log"]);
     run(namespace, "writer", "echo before >/data/file; echo before >/log/file; sync");
 
-    group(namespace, "taken", "shop");
-    let content = PLACE.until(namespace, "the group has a content", || {
-        let uid = get(namespace, "volumegroupsnapshot/taken")?["metadata"]["uid"].as_str()?.to_owned();
-        get("", &format!("volumegroupsnapshotcontent/groupsnapcontent-{uid}"))
+    let mut content = Value::Null;
+    replace_agent_at(|| {
+        group(namespace, "taken", "shop");
+        content = PLACE.until(namespace, "the group has a content", || {
+            let uid = get(namespace, "volumegroupsnapshot/taken")?["metadata"]["uid"].as_str()?.to_owned();
+            get("", &format!("volumegroupsnapshotcontent/groupsnapcontent-{uid}"))
+        });
     });
-    kill_agent();
     assert_eq!(content["metadata"]["labels"]["snapshot.storage.kubernetes.io/managed-by"], "node1");
     PLACE.until(namespace, "the group is ready", || {
         let group = get(namespace, "volumegroupsnapshot/taken")?;
@@ -167,8 +164,8 @@ fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
         events.contains("is a member of VolumeGroupSnapshot taken").then_some(())
     });
     assert!(PLACE.find(SNAPSHOTS, namespace, first).is_some());
-    PLACE.kubectl(&["-n", namespace, "delete", "volumegroupsnapshot", "taken", "--wait=false"]).unwrap();
-    kill_agent();
+    let delete = ["-n", namespace, "delete", "volumegroupsnapshot", "taken", "--wait=false"];
+    replace_agent_at(|| drop(PLACE.kubectl(&delete).unwrap()));
     let name = content["metadata"]["name"].as_str().unwrap();
     PLACE.until(namespace, "the group and its content are gone", || {
         let group = get(namespace, "volumegroupsnapshot/taken");

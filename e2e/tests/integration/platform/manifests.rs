@@ -36,8 +36,9 @@ fn manifests_run_unchanged_and_their_guests_report_the_recorded_facts() {
         let file = PLACE.cluster.place().path("manifest.yaml");
         fs::write(&file, manifest.with_server(server)).unwrap();
         let file = file.to_str().unwrap();
-        PLACE.kubectl(&["-n", namespace, "apply", "-f", file]).unwrap();
+        // A guest does not wait for a console with what it tells.
         let _streams = Streams::follow();
+        PLACE.kubectl(&["-n", namespace, "apply", "-f", file]).unwrap();
         let mut console = PLACE.until(namespace, &format!("the console of {name}"), || {
             Console::open(&PLACE, namespace, name).ok()
         });

@@ -12,47 +12,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::kubevirt::{PermittedHostDevices, PermittedPciDevice};
+use api::kubevirt::PermittedPciDevice;
 use api::launch::PciAddress;
-use cluster::{Cache, Client, Resource, Scope};
+use cluster::Cache;
 use csi::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
-use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{Give, Offer, Running, Units, start};
+use crate::settings::{Settings, current};
 
-const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 /// The kernel's list of devices.
 const DEVICES: &str = "/sys/bus/pci/devices";
 /// The driver that gives a device to a program.
 const DRIVER: &str = "vfio-pci";
 /// How often the node's devices are looked at: administrators bind drivers at any time.
 const INTERVAL: Duration = Duration::from_secs(10);
-
-/// A KubeVirt object, as far as it is read.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct KubeVirt {
-    spec: Spec,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct Spec {
-    configuration: Configuration,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Configuration {
-    permitted_host_devices: PermittedHostDevices,
-}
-
-impl From<&Self> for KubeVirt {
-    fn from(read: &Self) -> Self {
-        read.clone()
-    }
-}
 
 /// A device of the node that can be given to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,12 +63,9 @@ fn all(devices: &Path) -> BTreeMap<PciAddress, Found> {
 }
 
 /// The node's devices of each resource that is permitted and not another plugin's, by their addresses.
-fn units<'a>(
-    permitted: impl Iterator<Item = &'a PermittedPciDevice>,
-    devices: &BTreeMap<PciAddress, Found>,
-) -> BTreeMap<String, Units> {
+fn units(permitted: &[PermittedPciDevice], devices: &BTreeMap<PciAddress, Found>) -> BTreeMap<String, Units> {
     let mut resources: BTreeMap<String, Units> = BTreeMap::new();
-    for one in permitted.filter(|one| one.external_resource_provider != Some(true)) {
+    for one in permitted.iter().filter(|one| one.external_resource_provider != Some(true)) {
         let of_kind =
             devices.iter().filter(|(_, found)| found.id.eq_ignore_ascii_case(&one.pci_vendor_selector));
         let units = resources.entry(one.resource_name.clone()).or_default();
@@ -132,21 +103,15 @@ pub(super) fn allocate(
 }
 
 /// Keeps the plugins true as long as the process runs. `directory` is the kubelet's.
-pub(crate) async fn keep(client: Client, directory: PathBuf) {
-    let cache = Cache::<KubeVirt>::builder().start::<KubeVirt>(&client, KUBEVIRTS, &Scope::all());
-    cache.synced().await;
-    let mut changes = cache.changes();
+pub(crate) async fn keep(settings: Cache<Settings>, directory: PathBuf) {
+    settings.synced().await;
+    let mut changes = settings.changes();
     let mut plugins: BTreeMap<String, (watch::Sender<Units>, Running)> = BTreeMap::new();
     loop {
-        let objects = cache.all();
-        let permitted = objects.iter().flat_map(|(_, one)| {
-            let devices = &one.spec.configuration.permitted_host_devices;
-            devices.pci_host_devices.iter()
-        });
-        let permitted: Vec<&PermittedPciDevice> = permitted.collect();
+        let permitted = &current(&settings).pci_devices;
         let idle = permitted.is_empty();
         let devices = if idle { BTreeMap::new() } else { all(Path::new(DEVICES)) };
-        let units = units(permitted.into_iter(), &devices);
+        let units = units(permitted, &devices);
         plugins.retain(|resource, _| units.contains_key(resource));
         for (resource, units) in units {
             match plugins.get(&resource) {
@@ -229,7 +194,7 @@ mod tests {
                 permitted.into_iter().map(|one| serde_json::from_value(one).unwrap()).collect();
             let wanted: BTreeMap<String, Units> =
                 wanted.into_iter().map(|(name, units)| (name.to_owned(), units)).collect();
-            assert_eq!(units(permitted.iter(), &devices), wanted, "{permitted:?}");
+            assert_eq!(units(&permitted, &devices), wanted, "{permitted:?}");
         }
     }
 

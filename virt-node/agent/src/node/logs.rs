@@ -5,35 +5,15 @@
 
 use std::convert::Infallible;
 
-use api::kubevirt::{KubeVirt, LogVerbosity};
-use cluster::{Cache, Client, Resource, Scope};
+use cluster::Cache;
 
-const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
-
-/// A KubeVirt object, as far as the log depends on it.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Levels {
-    created: Option<String>,
-    verbosity: LogVerbosity,
-}
-
-impl From<&KubeVirt> for Levels {
-    fn from(object: &KubeVirt) -> Self {
-        let configuration = object.spec.configuration.as_ref();
-        let developer = configuration.and_then(|one| one.developer_configuration.as_ref());
-        let verbosity = developer.and_then(|one| one.log_verbosity.clone()).unwrap_or_default();
-        Self { created: object.metadata.creation_timestamp.clone(), verbosity }
-    }
-}
+use crate::settings::{Settings, current};
 
 /// Keeps the level as long as the process runs.
-pub(crate) async fn keep(client: Client, node: String) -> Infallible {
-    let objects = Cache::<Levels>::builder().start::<KubeVirt>(&client, KUBEVIRTS, &Scope::all());
-    let (mut changes, mut set) = (objects.changes(), None);
+pub(crate) async fn keep(settings: Cache<Settings>, node: String) -> Infallible {
+    let (mut changes, mut set) = (settings.changes(), None);
     loop {
-        // There is one in a cluster; of several the oldest counts.
-        let oldest = objects.all().into_iter().min_by_key(|(_, one)| one.created.clone());
-        let level = oldest.and_then(|(_, one)| one.verbosity.of_node(&node));
+        let level = current(&settings).verbosity.of_node(&node);
         if level != set {
             let levels: Vec<(&str, u8)> = level.map(|level| ("", level)).into_iter().collect();
             serve::logs::set_levels(&levels);
@@ -41,20 +21,5 @@ pub(crate) async fn keep(client: Client, node: String) -> Infallible {
             set = level;
         }
         changes.next().await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn levels_are_read_from_the_object() {
-        let read = |text: &str| Levels::from(&serde_json::from_str::<KubeVirt>(text).unwrap()).verbosity;
-        assert_eq!(read("{}").of_node("one"), None);
-        let text = r#"{"spec": {"configuration": {"developerConfiguration": {"logVerbosity":
-            {"virtHandler": 4, "nodeVerbosity": {"one": 6}}}}}}"#;
-        let verbosity = read(text);
-        assert_eq!((verbosity.of_node("one"), verbosity.of_node("two")), (Some(6), Some(4)));
     }
 }

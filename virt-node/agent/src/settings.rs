@@ -1,0 +1,64 @@
+//! The KubeVirt object, as far as the agent follows it, in one cache for all of its parts.
+//!
+//! Not here: what the parts make of it ([`crate::node::logs`], [`crate::devices::pci`]).
+
+use std::sync::Arc;
+
+use api::kubevirt::{KubeVirt, LogVerbosity, PermittedPciDevice};
+use cluster::{Cache, Client, Resource, Scope};
+
+const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
+
+/// What is followed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Settings {
+    created: Option<String>,
+    /// `developerConfiguration.logVerbosity`.
+    pub(crate) verbosity: LogVerbosity,
+    /// `permittedHostDevices.pciHostDevices`.
+    pub(crate) pci_devices: Vec<PermittedPciDevice>,
+}
+
+impl From<&KubeVirt> for Settings {
+    fn from(object: &KubeVirt) -> Self {
+        let configuration = object.spec.configuration.as_ref();
+        let developer = configuration.and_then(|one| one.developer_configuration.as_ref());
+        let devices = configuration.and_then(|one| one.permitted_host_devices.as_ref());
+        Self {
+            created: object.metadata.creation_timestamp.clone(),
+            verbosity: developer.and_then(|one| one.log_verbosity.clone()).unwrap_or_default(),
+            pci_devices: devices.map(|one| one.pci_host_devices.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Starts to follow the object.
+pub(crate) fn follow(client: &Client) -> Cache<Settings> {
+    Cache::builder().start::<KubeVirt>(client, KUBEVIRTS, &Scope::all())
+}
+
+/// The settings now. There is one object in a cluster; of several the oldest counts.
+pub(crate) fn current(settings: &Cache<Settings>) -> Arc<Settings> {
+    let oldest = settings.all().into_iter().min_by_key(|(_, one)| one.created.clone());
+    oldest.map(|(_, one)| one).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_from_the_object() {
+        let read = |text: &str| Settings::from(&serde_json::from_str::<KubeVirt>(text).unwrap());
+        assert_eq!(read("{}"), Settings::default());
+        let settings = read(
+            r#"{"spec": {"configuration": {
+                "developerConfiguration": {"logVerbosity": {"virtHandler": 4, "nodeVerbosity": {"one": 6}}},
+                "permittedHostDevices": {"pciHostDevices": [
+                    {"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}]}}}}"#,
+        );
+        let verbosity = &settings.verbosity;
+        assert_eq!((verbosity.of_node("one"), verbosity.of_node("two")), (Some(6), Some(4)));
+        assert_eq!(settings.pci_devices[0].resource_name, "nvidia.com/T4");
+    }
+}
