@@ -1,6 +1,6 @@
 //! The KubeVirt object, as far as the agent follows it, in one cache for all of its parts.
 //!
-//! Not here: what the parts make of it ([`crate::node::logs`], [`crate::devices::pci`]).
+//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices::pci`]).
 
 use std::sync::Arc;
 

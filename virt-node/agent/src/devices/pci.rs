@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! KubeVirt object (watch) ─┐
-//! /sys/bus/pci/devices  ───┴─► units by resource ─► plugins started, told, stopped
+//! /sys/bus/pci/devices  ───┴─► units by resource ─► plugins started, updated, stopped
 //! ```
 //!
 //! Not here: mediated and USB devices, resources of other device plugins (`externalResourceProvider`), binding drivers.
