@@ -39,7 +39,7 @@ pub const ROWS: &[&str] = &[
 /// How often a call is made, and how many attachments there are.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
-    /// How often what is compared with the reference is done.
+    /// Calls of each side of a comparison.
     pub times: usize,
     /// Attachments of the full node.
     pub many: usize,
@@ -235,7 +235,7 @@ impl Bench {
     fn collection(&self, row: &str) -> Result<Comparison> {
         let config = config("stale", &json!({"macspoofchk": true}));
         let _pods = self.fill(self.counts.stale, &config)?;
-        let took = Figures::of(vec![self.collect("stale")?])?;
+        let took = Figures::of(vec![self.collect(&config)?])?;
         let left = String::from_utf8(run(Command::new("ip").args(["-o", "link"]))?)?;
         ensure!(!left.contains("stale/"), "the GC left links behind: {left}");
         Ok(Comparison::new(row, took, "-", took, Bar::Below(1000.0)))
@@ -271,9 +271,7 @@ impl Bench {
         let _pods = self.fill(self.counts.many, &config)?;
         let (full, kernel_full) = (measured(Side::Ours, times / 4)?, kernels()?);
         let theirs = measured(Side::Theirs, times / 20)?;
-        let mut call: Value = serde_json::from_str(&config)?;
-        call["cni.dev/valid-attachments"] = json!([]);
-        self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())?;
+        self.collect(&config)?;
         let (add, delete) = (format!("{row}: ADD"), format!("{row}: DEL"));
         Ok(vec![
             Comparison::new(&add, full.0, "ours, empty node", empty.0, Bar::Slower(1.2)),
@@ -298,26 +296,23 @@ impl Bench {
         let _pods = self.fill(self.counts.many, &checked)?;
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for turn in 0..self.counts.times {
-            let add = |config: &str, times: &mut Vec<Duration>| -> Result<()> {
+            let mut both = [(&checked, &mut with), (&plain, &mut without)];
+            if !turn.is_multiple_of(2) {
+                both.reverse();
+            }
+            for (config, times) in both {
                 times.push(self.call(Side::Ours, "ADD", self.one("c1"), config)?);
-                self.call(Side::Ours, "DEL", self.one("c1"), config).map(drop)
-            };
-            if turn.is_multiple_of(2) {
-                add(&checked, &mut with)?;
-                add(&plain, &mut without)?;
-            } else {
-                add(&plain, &mut without)?;
-                add(&checked, &mut with)?;
+                self.call(Side::Ours, "DEL", self.one("c1"), config)?;
             }
         }
-        self.collect("many")?;
+        self.collect(&checked)?;
         let (with, without) = (Figures::of(with)?, Figures::of(without)?);
         Ok(Comparison::new(row, with, "ours, without macspoofchk", without, Bar::BothWithin(0.3)))
     }
 
-    /// GC of all attachments of a network.
-    fn collect(&self, network: &str) -> Result<Duration> {
-        let mut call: Value = serde_json::from_str(&config(network, &json!({"macspoofchk": true})))?;
+    /// GC of all attachments of the network of a configuration.
+    fn collect(&self, config: &str) -> Result<Duration> {
+        let mut call: Value = serde_json::from_str(config)?;
         call["cni.dev/valid-attachments"] = json!([]);
         self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())
     }

@@ -52,8 +52,8 @@ pub(super) fn fix(
     };
     let Some(taken) = locked::fix(port.index, mac, &all, host)?.into_iter().next() else { return Ok(()) };
     let message = format!(
-        "the Ethernet address {mac} belongs to the port {} of the bridge; end what is attached there, or give one of \
-         them another address",
+        "the Ethernet address {mac} belongs to the port {} of the bridge; detach it there, or give one of the \
+         two another address",
         taken.port
     );
     Err(Error::new(Kind::Mismatch, message))

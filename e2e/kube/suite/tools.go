@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package tools names the programs that `make kube` builds from this module, so that go.sum covers them.
+// Package tools names the programs that `make suite` builds from this module, so that go.sum covers them.
 package tools
 
 import (

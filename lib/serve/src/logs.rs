@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(levels, [info, info, info, debug, debug, trace, trace]);
     }
 
-    /// Levels of the process, of a part and of another one, by what is logged.
+    /// The highest levels that are logged for the process and for two of its parts.
     fn enabled() -> [LevelFilter; 3] {
         use tracing::{Level, enabled};
         let highest = |debug, trace| match (debug, trace) {

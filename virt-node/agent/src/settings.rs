@@ -9,7 +9,7 @@ use cluster::{Cache, Client, Resource, Scope};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
-/// What is followed.
+/// The fields that the agent follows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Settings {
     created: Option<String>,

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::platform::hyperconverged::{OBJECT, alone};
 use crate::platform::machines::create;
-use crate::platform::place::{PLACE, PODS};
-use crate::platform::streams::Streams;
+use crate::platform::place::PLACE;
+use crate::platform::streams::{Streams, agent};
 
 const PLATFORM: &str = operator::defaults::NAMESPACE;
 const NAMESPACE: &str = "log-levels";
@@ -31,10 +31,6 @@ fn set(levels: &Value) {
 fn levels_of_logs_follow_hyperconverged_without_a_restart() {
     let (_alone, _streams) = (alone(), Streams::follow());
     PLACE.namespace(NAMESPACE);
-    let agent = || {
-        let is_agent = |pod: &Value| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler";
-        PLACE.list(PODS, PLATFORM).into_iter().find(is_agent).unwrap()
-    };
     let started = |pod: Value| {
         (pod["metadata"]["uid"].clone(), pod["status"]["containerStatuses"][0]["restartCount"].clone())
     };

@@ -13,7 +13,7 @@ use crate::platform::compute::{condition, instance, patch};
 use crate::platform::machines::{claim, machine};
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 use crate::platform::shell::{self, Guest, join};
-use crate::platform::streams::{Streams, replace_agent_at};
+use crate::platform::streams::{Streams, kill_agent, replace_agent_at};
 
 const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions");
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
@@ -428,8 +428,7 @@ fn nothing_is_left_of_guests_that_came_and_went_while_the_agent_was_killed_again
     let mut attached = 0;
     let kill = || {
         std::thread::sleep(Duration::from_secs(3));
-        let pod = ["-n", "kubevirt-hyperconverged", "delete", "pod", "-l", "kubevirt.io=virt-handler"];
-        PLACE.kubectl(&[&pod[..], &["--grace-period=0", "--force", "--wait=false"]].concat()).unwrap();
+        kill_agent();
     };
     replace_agent_at(|| {
         for name in &names {

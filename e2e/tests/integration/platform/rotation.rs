@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::platform::console::Console;
 use crate::platform::machines::{create, machine, until_answers};
 use crate::platform::place::{DATA_VOLUMES, PLACE, PODS, SECRETS};
-use crate::platform::streams::Streams;
+use crate::platform::streams::{Streams, agent};
 use crate::storage::send;
 
 const PLATFORM: &str = operator::defaults::NAMESPACE;
@@ -112,13 +112,6 @@ fn metrics() -> Result<String, String> {
         "--raw",
         &format!("/api/v1/namespaces/{PLATFORM}/services/{service}/proxy/metrics"),
     ])
-}
-
-/// The pod of the node agent.
-fn agent() -> String {
-    let is_agent = |pod: &Value| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler";
-    let pod = PLACE.list(PODS, PLATFORM).into_iter().find(is_agent).unwrap();
-    pod["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
 /// When the certificate that the operator serves with ends, by its metric.
@@ -274,7 +267,8 @@ fn load(over: &AtomicBool, done: &[AtomicU32; LOADS]) {
             });
         });
         scope.spawn(move || {
-            let path = format!("/api/v1/namespaces/{PLATFORM}/pods/https:{}:8443/proxy/metrics", agent());
+            let agent = agent()["metadata"]["name"].as_str().unwrap().to_owned();
+            let path = format!("/api/v1/namespaces/{PLATFORM}/pods/https:{agent}:8443/proxy/metrics");
             again(8, "metrics of the agent", &mut || PLACE.kubectl(&["get", "--raw", &path]).map(drop));
         });
     });

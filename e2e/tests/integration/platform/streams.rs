@@ -4,7 +4,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::platform::place::PLACE;
+use serde_json::Value;
+
+use crate::platform::place::{PLACE, PODS};
+
+/// Namespace of the platform.
+const NAMESPACE: &str = operator::defaults::NAMESPACE;
 
 /// How many tests need the agent.
 static FOLLOWED: Mutex<u32> = Mutex::new(0);
@@ -30,31 +35,31 @@ impl Drop for Streams {
     }
 }
 
+/// The label of the agent's pods.
+const AGENT: &str = "kubevirt.io=virt-handler";
+
+/// The agent's pod.
+pub(crate) fn agent() -> Value {
+    let is_agent = |pod: &Value| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler";
+    PLACE.list(PODS, NAMESPACE).into_iter().find(is_agent).unwrap()
+}
+
+/// Kills the agent, which is started again. For the work of [`replace_agent_at`].
+pub(crate) fn kill_agent() {
+    let pods = ["-n", NAMESPACE, "delete", "pod", "-l", AGENT];
+    PLACE.kubectl(&[&pods[..], &["--grace-period=0", "--force", "--wait=false"]].concat()).unwrap();
+}
+
 /// Once no test needs the agent, gives the agent `work`, kills it, and waits until another one is ready.
 pub(crate) fn replace_agent_at(work: impl FnOnce()) {
-    const AGENT: [&str; 5] = ["-n", "kubevirt-hyperconverged", "pod", "-l", "kubevirt.io=virt-handler"];
-    let [n, namespace, pod, l, label] = AGENT;
     loop {
         let none = followed();
         if *none == 0 {
             work();
-            PLACE
-                .kubectl(&[
-                    n,
-                    namespace,
-                    "delete",
-                    pod,
-                    l,
-                    label,
-                    "--grace-period=0",
-                    "--force",
-                    "--wait=false",
-                ])
-                .unwrap();
+            kill_agent();
             std::thread::sleep(Duration::from_secs(1));
-            PLACE
-                .kubectl(&[n, namespace, "wait", pod, l, label, "--for=condition=Ready", "--timeout=120s"])
-                .unwrap();
+            let ready = ["--for=condition=Ready", "--timeout=120s"];
+            PLACE.kubectl(&[&["-n", NAMESPACE, "wait", "pod", "-l", AGENT][..], &ready].concat()).unwrap();
             return;
         }
         drop(none);

@@ -15,6 +15,7 @@ mod register;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use csi::deviceplugin::DeviceSpec;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -75,6 +76,11 @@ enum Give {
     Node(&'static str),
     /// The PCI device that the unit is called after, found in this directory.
     Pci(PathBuf),
+}
+
+/// A device node that a container gets under the node's own path.
+fn node(path: String) -> DeviceSpec {
+    DeviceSpec { container_path: path.clone(), host_path: path, permissions: "mrw".to_owned() }
 }
 
 /// A plugin's offer to the kubelet.

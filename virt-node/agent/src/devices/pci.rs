@@ -15,10 +15,10 @@ use std::time::Duration;
 use api::kubevirt::PermittedPciDevice;
 use api::launch::PciAddress;
 use cluster::Cache;
-use csi::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
+use csi::deviceplugin::ContainerAllocateResponse;
 use tokio::sync::watch;
 
-use super::{Give, Offer, Running, Units, start};
+use super::{Give, Offer, Running, Units, node, start};
 use crate::settings::{Settings, current};
 
 /// The kernel's list of devices.
@@ -91,11 +91,6 @@ pub(super) fn allocate(
         let gone = || format!("{id} is no PCI device that is bound to {DRIVER} and isolated by an IOMMU");
         nodes.insert(format!("/dev/vfio/{}", device.ok_or_else(gone)?.group));
     }
-    let node = |path: String| DeviceSpec {
-        container_path: path.clone(),
-        host_path: path,
-        permissions: "mrw".to_owned(),
-    };
     Ok(ContainerAllocateResponse {
         envs: [(variable(resource), ids.join(","))].into(),
         devices: nodes.into_iter().map(node).collect(),

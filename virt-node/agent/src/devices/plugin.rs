@@ -4,14 +4,14 @@ use std::pin::Pin;
 
 use csi::deviceplugin::device_plugin_server::DevicePlugin;
 use csi::deviceplugin::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device as Unit, DevicePluginOptions,
-    DeviceSpec, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse,
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device as Unit, DevicePluginOptions, Empty,
+    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse,
 };
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{Give, Offer, Units, pci};
+use super::{Give, Offer, Units, node, pci};
 
 /// A resource's plugin.
 #[derive(Clone, Debug)]
@@ -30,14 +30,10 @@ impl Plugin {
     /// The devices of these units, as a container gets them.
     fn give(&self, ids: &[String]) -> Result<ContainerAllocateResponse, String> {
         match &self.0.give {
-            Give::Node(path) => {
-                let node = DeviceSpec {
-                    container_path: (*path).to_owned(),
-                    host_path: (*path).to_owned(),
-                    permissions: "mrw".to_owned(),
-                };
-                Ok(ContainerAllocateResponse { devices: vec![node], ..ContainerAllocateResponse::default() })
-            }
+            Give::Node(path) => Ok(ContainerAllocateResponse {
+                devices: vec![node((*path).to_owned())],
+                ..ContainerAllocateResponse::default()
+            }),
             Give::Pci(devices) => pci::allocate(devices, &self.0.resource, ids),
         }
     }

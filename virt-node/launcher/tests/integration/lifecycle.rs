@@ -127,7 +127,7 @@ fn a_block_device_is_one_guests_by_whatever_node() {
         first.until(State::Running);
         is_refused(&second);
     }
-    // A disk that guests share is nobody's.
+    // A shareable disk is not claimed.
     let mut shared = device.document(&third);
     shared.disks[0].shareable = true;
     third.launch(&shared);
