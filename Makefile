@@ -62,7 +62,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build install programs server cni peers demo demo-programs deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube helm suite root cluster cluster-down
+.PHONY: build install programs server cni peers demo demo-programs deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube helm suite oldest root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -175,15 +175,20 @@ helm: deps
 suite: deps
 	@e2e/kube/build suite
 
+# The oldest Kubernetes that the platform supports.
+oldest: deps
+	@e2e/kube/build oldest
+
 # Which verbs of their roles the platform's accounts used, of each cluster of a soak.
 AUDIT := $(CARGO_TARGET_DIR)/audit
 
 soak: export FERROVIRT_CLUSTER_AUDIT := $(AUDIT)
-soak: deps server cni kube helm suite image
+soak: deps server cni kube helm suite oldest image
 	rm -rf "$(AUDIT)"
 	cargo test --locked --workspace --no-run
 	FERROVIRT_SOAK=1 "$$CARGO_TARGET_DIR/debug/lanes" --single
 	FERROVIRT_SOAK=1 FERROVIRT_PROVISIONER=agent "$$CARGO_TARGET_DIR/debug/lanes" --single e2e/hpp_csi
+	FERROVIRT_KUBERNETES=oldest "$$CARGO_TARGET_DIR/debug/lanes" --single e2e/platform
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --doc
 	cargo test --locked --workspace --test integration -- --ignored daemon_debian:: daemon_releases::
 	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test integration helm:: -- --ignored

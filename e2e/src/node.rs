@@ -23,7 +23,7 @@ use rustix::process::{Pid, WaitOptions, wait};
 use serde_json::json;
 
 use crate::place::Place;
-use crate::programs::Programs;
+use crate::programs::{Programs, Release};
 
 /// Where the driver of volumes has its pool, on the node.
 pub const POOL: &str = "/var/lib/hpvolumes/csi";
@@ -424,6 +424,8 @@ fn proxy(place: &Place) -> Vec<String> {
         ("cluster-cidr", place.pods()),
         // The table of connections has one size for the whole machine.
         ("conntrack-max-per-core", "0".into()),
+        // Kubernetes has the mode without it from 1.31 on.
+        ("feature-gates", "NFTablesProxyMode=true".into()),
     ])
 }
 
@@ -448,7 +450,7 @@ fn kubelet_arguments(place: &Place) -> Vec<String> {
 
 fn kubelet(place: &Place) -> serde_json::Value {
     let pki = |name: &str| display(&place.pki().join(name));
-    json!({
+    let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -459,7 +461,6 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": format!("/{}", place.cgroup()),
-        "failCgroupV1": false,
         "failSwapOn": false,
         "containerRuntimeEndpoint": format!("unix://{}", place.containerd().display()),
         "tlsCertFile": pki(&format!("kubelet-{}.crt", place.node_name())),
@@ -478,10 +479,14 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "volumeStatsAggPeriod": "5s",
         // A pod's volume grows when the kubelet looks at the pod again; a minute otherwise.
         "syncFrequency": "5s",
+    });
+    if Release::of_this_run() == Release::Newest {
+        config["failCgroupV1"] = false.into();
         // Tests of restarts wait for one.
-        "featureGates": {"KubeletCrashLoopBackOffMax": true},
-        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
-    })
+        config["featureGates"] = json!({"KubeletCrashLoopBackOffMax": true});
+        config["crashLoopBackOff"] = json!({"maxContainerRestartPeriod": "2s"});
+    }
+    config
 }
 
 fn containerd(place: &Place) -> String {

@@ -9,6 +9,31 @@ use sha2::{Digest, Sha256};
 
 use crate::place::cache;
 
+/// A release of Kubernetes whose programs a cluster runs; its name is a folder of `kube/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The newest that the platform supports: `kubernetes`.
+    Newest,
+    /// The oldest: `oldest`.
+    Oldest,
+}
+
+impl Release {
+    /// The one of this process: `FERROVIRT_KUBERNETES=oldest`, otherwise the newest.
+    pub fn of_this_run() -> Self {
+        let wanted = std::env::var_os("FERROVIRT_KUBERNETES");
+        if wanted.is_some_and(|name| name == "oldest") { Self::Oldest } else { Self::Newest }
+    }
+
+    /// Its folder's name.
+    pub const fn module(self) -> &'static str {
+        match self {
+            Self::Newest => "kubernetes",
+            Self::Oldest => "oldest",
+        }
+    }
+}
+
 /// Folders of the programs that `make kube` builds.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -35,7 +60,7 @@ impl Programs {
                 .context("FERROVIRT_CNI is not set: `make cni` builds it, make sets it")?,
         );
         ensure!(cni.is_file(), "{} does not exist: run `make cni`", cni.display());
-        let [kubernetes, etcd, judges, dns] = ["kubernetes", "etcd", "judges", "dns"].map(built);
+        let [kubernetes, etcd, judges, dns] = [Release::of_this_run().module(), "etcd", "judges", "dns"].map(built);
         Ok(Self { kubernetes: kubernetes?, etcd: etcd?, judges: judges?, dns: dns?, cni })
     }
 

@@ -31,7 +31,7 @@ mod pools;
 mod rotation;
 mod scale;
 pub(crate) mod shell;
-mod speed;
+pub(crate) mod speed;
 mod streams;
 mod untrusted;
 pub(crate) mod webhooks;

@@ -5,6 +5,7 @@
 //! One test; its parts follow each other.
 
 mod claims;
+mod crowd;
 mod footprint;
 mod install;
 mod join;

@@ -13,7 +13,7 @@ const WRITES: usize = 8;
 /// Longest median from a VM to its pod, and from a pod that is ready to QEMU's start.
 const STEP: Duration = Duration::from_millis(150);
 
-fn median(mut times: Vec<Duration>) -> Duration {
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
 }
@@ -30,7 +30,7 @@ fn moment(found: impl Fn() -> bool) -> Instant {
 }
 
 /// A pod with the containers, volumes and placement of a launcher, without its labels, owner and program.
-fn bare(launcher: &Value, name: &str) -> Value {
+pub(crate) fn bare(launcher: &Value, name: &str) -> Value {
     let mut spec = launcher["spec"].clone();
     for container in spec["containers"].as_array_mut().unwrap() {
         container["command"] = json!(["sleep", "600"]);
@@ -45,7 +45,7 @@ fn bare(launcher: &Value, name: &str) -> Value {
     pod
 }
 
-fn ready(pod: &Value) -> bool {
+pub(crate) fn ready(pod: &Value) -> bool {
     let containers = pod["status"]["containerStatuses"].as_array();
     containers.is_some_and(|all| all.iter().all(|one| one["ready"] == true))
 }

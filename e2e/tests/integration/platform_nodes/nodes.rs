@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::platform::guest;
 use crate::platform::machines::{mac, machine, until_answers};
 use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE};
-use crate::platform_nodes::{claims, join, kills};
+use crate::platform_nodes::{claims, crowd, join, kills};
 
 const NAMESPACE: &str = "nodes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -122,6 +122,7 @@ pub(crate) fn outlive_their_node() {
         (PLACE.kubectl(&["get", "node", "node2", "-o", label]).unwrap() == "true").then_some(())
     });
     join::guests_of_two_nodes_share_a_network(&second);
+    crowd::starts_on_two_nodes();
     if soak {
         claims::are_bound_once(&second);
     }
