@@ -124,6 +124,12 @@ pub struct Manifests {
     /// for
     #[arg(long)]
     pub sidecars: bool,
+    /// The nodes' directory of network plugins; /var/lib/cni/bin on OpenShift
+    #[arg(long, value_name = "DIRECTORY", default_value = crate::defaults::CNI_DIRECTORY)]
+    pub cni_directory: String,
+    /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to default; *: all
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
+    pub shared_network_namespaces: Vec<String>,
     /// VMs that the cluster is to hold. The operator asks for 64 MiB of memory for up to 1000, and 64 MiB more for each
     /// further 9000
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]

@@ -100,6 +100,8 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         emulation,
         clients_claim,
         sidecars,
+        cni_directory,
+        shared_network_namespaces,
         machines,
         custom_resources: _,
     } = arguments;
@@ -109,6 +111,14 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
     if claim.len() > 253 || !claim.bytes().all(valid) {
         return Err(Error::new(Kind::Usage, format!("--clients-claim {claim:?} is not the name of a claim")));
     }
+    if !cni_directory.starts_with('/') || cni_directory.contains(',') {
+        let text = format!("--cni-directory {cni_directory:?} is not an absolute path");
+        return Err(Error::new(Kind::Usage, text));
+    }
+    if let Some(name) = shared_network_namespaces.iter().find(|name| *name != "*" && !is_namespace(name)) {
+        let text = format!("--shared-network-namespaces {name:?} is not the name of a namespace");
+        return Err(Error::new(Kind::Usage, text));
+    }
     Ok(Settings {
         namespace: namespace.clone(),
         image: image.clone(),
@@ -116,6 +126,8 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         emulation: *emulation,
         clients_claim: claim.to_owned(),
         sidecars: *sidecars,
+        cni_directory: cni_directory.clone(),
+        shared_networks: shared_network_namespaces.join(","),
         machines: *machines,
     })
 }
@@ -125,11 +137,16 @@ fn check(namespace: &str, image: &str) -> Result<()> {
     if !image.contains(PROGRAM) {
         return usage(format!("--image {image}: it must contain {PROGRAM}"));
     }
-    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    if namespace.is_empty() || namespace.len() > 63 || !namespace.bytes().all(valid) {
+    if !is_namespace(namespace) {
         return usage(format!("--namespace {namespace:?} is not the name of a namespace"));
     }
     Ok(())
+}
+
+/// Whether a text can be the name of a namespace.
+fn is_namespace(text: &str) -> bool {
+    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(valid)
 }
 
 fn host_name() -> String {
@@ -158,6 +175,25 @@ mod tests {
         assert_eq!((config.namespace.as_str(), config.identity.as_str()), (NAMESPACE, "a"));
         assert_eq!(config.image("importer"), "localhost/ferrovirt:importer");
         assert_eq!(config.areas.len(), AREAS.len());
+    }
+
+    #[test]
+    fn unusable_settings_of_nodes_are_refused() {
+        let of = |arguments: &[&str]| {
+            let args = Args::try_parse_from(["operator", "manifests"].iter().chain(arguments)).unwrap();
+            let Command::Manifests(manifests) = args.command else { panic!("{args:?}") };
+            settings(&manifests)
+        };
+        let networks = |list: &str| of(&["--shared-network-namespaces", list]).map(|one| one.shared_networks);
+        assert_eq!(networks("lan,dmz").unwrap(), "lan,dmz");
+        assert_eq!(networks("*").unwrap(), "*");
+        for (arguments, expected) in [
+            (["--shared-network-namespaces", "lan,A b"], "\"A b\" is not the name of a namespace"),
+            (["--cni-directory", "cni/bin"], "is not an absolute path"),
+        ] {
+            let error = of(&arguments).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 
     #[test]

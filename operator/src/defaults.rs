@@ -5,3 +5,6 @@ pub const NAMESPACE: &str = "kubevirt-hyperconverged";
 
 /// Template of images if no other is given.
 pub const IMAGE: &str = "localhost/ferrovirt:{program}";
+
+/// The nodes' directory of network plugins, as container runtimes have it by default.
+pub const CNI_DIRECTORY: &str = "/opt/cni/bin";

@@ -5,6 +5,7 @@
 //! - [`network`]: CNI's runtime, and the way from the interface that a plugin made to the guest's tap device.
 //! - [`agent`]: answers of the agent in a guest.
 //! - [`found`]: what guests find on a machine or in a pod: QEMU, its machine type, firmware, KVM.
+//! - [`memory`]: memory that a start alone needed.
 //! - [`signals`]: signals taken one at a time.
 //!
 //! Not here: what only a single machine needs (its pod network's bridge, addresses, DNS, firewall), rules for guests
@@ -16,6 +17,7 @@ pub mod clients;
 mod error;
 pub mod found;
 pub mod framing;
+pub mod memory;
 pub mod network;
 pub mod signals;
 mod sys;

@@ -1,5 +1,5 @@
 //! Signals, taken one at a time instead of interrupting: `sigprocmask(2)` and `sigtimedwait(2)`, which neither the standard
-//! library nor rustix offers; `malloc_trim(3)`.
+//! library nor rustix offers; memory that is given back: `malloc_trim(3)` and `madvise(2)`.
 #![expect(unsafe_code, reason = "these calls have no safe wrapper")]
 
 use std::io;
@@ -68,4 +68,11 @@ pub fn next_signal(patience: Option<Duration>) -> io::Result<Option<Signal>> {
 pub(super) fn trim_heap() {
     // SAFETY: it may be called at any time.
     unsafe { libc::malloc_trim(0) };
+}
+
+/// Gives pages back that are as they are in their file: a mapping that cannot be written, and has no page that was.
+pub(super) fn drop_pages(begin: usize, length: usize) -> io::Result<()> {
+    // SAFETY: the pages cannot be written and none was: the next use finds the same bytes in the file.
+    let done = unsafe { libc::madvise(std::ptr::without_provenance_mut(begin), length, libc::MADV_DONTNEED) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

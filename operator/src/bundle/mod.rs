@@ -3,6 +3,7 @@
 //! ```text
 //!  plan: collections ─► list ─► redact ─► DIR/namespaces/NS/KIND/NAME.yaml, DIR/cluster/KIND/NAME.yaml
 //!        pods of the platform, of guests and of transfers ─► logs ─► DIR/namespaces/NS/pods/NAME/CONTAINER.log
+//!        launchers of guests that run ─► exec ─► DIR/namespaces/NS/pods/NAME/virsh-VERB.txt
 //! ```
 //!
 //! Secrets are never read, and fields that often hold passwords are replaced ([`mod@redact`]). What cannot be read is listed
@@ -10,6 +11,7 @@
 //!
 //! Not here: sending the bundle anywhere.
 
+mod exec;
 mod plan;
 mod redact;
 
@@ -106,6 +108,7 @@ impl Bundle {
                 Ok(pods) => {
                     for pod in &pods {
                         self.logs_of(pod).await?;
+                        self.domain_of(pod).await?;
                     }
                 }
                 Err(error) => self.errors.push(format!("pods: {}", error.chain())),
@@ -146,6 +149,17 @@ impl Bundle {
                 Err(error) if matches!(error.kind(), cluster::Kind::Invalid | cluster::Kind::NotFound) => {}
                 Err(error) if path.contains("previous=true") => drop(error),
                 Err(error) => self.errors.push(format!("{path}: {}", error.chain())),
+            }
+        }
+        Ok(())
+    }
+
+    async fn domain_of(&mut self, pod: &Value) -> Result<()> {
+        for (path, file) in plan::domain(pod) {
+            match exec::output(&self.client, &path).await {
+                Ok(text) => write(&self.root.join(file), &text)?,
+                // Its user may not run programs in pods, or the guest has ended.
+                Err(text) => self.errors.push(format!("{path}: {text}")),
             }
         }
         Ok(())

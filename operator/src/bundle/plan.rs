@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use cluster::Resource;
 use serde_json::Value;
 
+use super::exec;
+
 /// Pods of guests, and of imports, uploads and clones, by label.
 pub(super) const WORKERS: [&str; 2] = [
     "kubevirt.io in (virt-launcher,hotplug-disk)",
@@ -66,7 +68,10 @@ pub(super) fn everywhere() -> Vec<Collection> {
             labels: INSTALLED,
             ..of_cluster("rbac.authorization.k8s.io", "v1", "clusterrolebindings")
         },
+        Collection { labels: INSTALLED, ..of_cluster("flowcontrol.apiserver.k8s.io", "v1", "flowschemas") },
+        namespaced("storage.k8s.io", "v1", "csistoragecapacities"),
         namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
+        of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses"),
         of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents"),
         namespaced("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshots"),
         of_cluster("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshotcontents"),
@@ -136,6 +141,28 @@ pub(super) fn logs(pod: &Value, bytes: u32) -> Vec<(String, PathBuf)> {
     all
 }
 
+/// API paths and files of what the launcher of a guest that runs reports: its domain, as libvirt has it, and its counters.
+pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
+    let metadata = &pod["metadata"];
+    let (Some(namespace), Some(name), Some(domain)) = (
+        metadata["namespace"].as_str(),
+        metadata["name"].as_str(),
+        metadata["annotations"]["kubevirt.io/domain"].as_str(),
+    ) else {
+        return Vec::new();
+    };
+    if pod["status"]["phase"] != "Running" || metadata["labels"]["kubevirt.io"] != "virt-launcher" {
+        return Vec::new();
+    }
+    let directory = PathBuf::from("namespaces").join(file_name(namespace)).join("pods").join(file_name(name));
+    let domain = format!("{namespace}_{domain}");
+    let of = |verb: &str| {
+        let path = exec::path(namespace, name, "compute", &["virsh", verb, &domain]);
+        (path, directory.join(format!("virsh-{verb}.txt")))
+    };
+    vec![of("dumpxml"), of("domstats")]
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -193,6 +220,32 @@ mod tests {
         {
             assert_eq!(object["metadata"]["labels"][label], value, "{}", object["metadata"]["name"]);
         }
+    }
+
+    #[test]
+    fn guests_that_run_are_asked_for_their_domain() {
+        let pod = |phase: &str, label: &str| {
+            json!({
+                "metadata": {
+                    "namespace": "ns",
+                    "name": "virt-launcher-vm-x",
+                    "labels": {"kubevirt.io": label},
+                    "annotations": {"kubevirt.io/domain": "vm"},
+                },
+                "status": {"phase": phase},
+            })
+        };
+        let all = domain(&pod("Running", "virt-launcher"));
+        let (path, file) = &all[0];
+        assert_eq!(
+            path,
+            "/api/v1/namespaces/ns/pods/virt-launcher-vm-x/exec?container=compute&stdout=true&stderr=true\
+             &command=virsh&command=dumpxml&command=ns_vm"
+        );
+        assert_eq!(file, &PathBuf::from("namespaces/ns/pods/virt-launcher-vm-x/virsh-dumpxml.txt"));
+        assert_eq!(all.len(), 2);
+        assert!(domain(&pod("Succeeded", "virt-launcher")).is_empty());
+        assert!(domain(&pod("Running", "hotplug-disk")).is_empty());
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         replicas: 2,
         emulation: false,
         sidecars: true,
+        cni_directory: format!("{MARK}cni-directory{MARK}"),
+        shared_networks: format!("{MARK}shared-networks{MARK}"),
         ..Settings::default()
     };
     let mut all = vec![
@@ -135,6 +137,8 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
         "clientsClaim": "",
         "runbookUrlTemplate": "",
         "sidecars": false,
+        "cniDirectory": crate::defaults::CNI_DIRECTORY,
+        "sharedNetworkNamespaces": [],
         "resources": resources,
         "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
         "ingress": {"enabled": false, "className": "", "host": "", "downloadsHost": "", "tlsSecret": "", "annotations": {}},
@@ -147,7 +151,9 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
          # clientsClaim: claim with clients to be downloaded, such as arm64/mac/virtctl.zip\n\
          # runbookUrlTemplate: URL of the pages about alerts, with %s for the name; empty: upstream's\n\
          # sidecars: install the rights of stock CSI sidecars, which the annotation ferrovirt.io/sidecars asks for\n\
-         # placement: of the control plane; guests and node agents are placed by HyperConverged\n\
+         # cniDirectory: the nodes' directory of network plugins; /var/lib/cni/bin on OpenShift\n\
+         # sharedNetworkNamespaces: VMs of all namespaces may use their NetworkAttachmentDefinitions; [\"*\"]: all\n\
+         # placement: of the control plane\n\
          # ingress: makes the upload proxy, and client downloads by downloadsHost, reachable from outside\n{text}\n"
     ))
 }
@@ -179,6 +185,8 @@ fn expression(word: &str) -> String {
         _ if word == "replicas" => REPLICAS.to_owned(),
         _ if word == "scale" => "{{ not .Values.replicas }}".to_owned(),
         _ if word == "clients" => CLIENTS.to_owned(),
+        _ if word == "cni-directory" => CNI_DIRECTORY.to_owned(),
+        _ if word == "shared-networks" => SHARED_NETWORKS.to_owned(),
         _ if word == "runbooks" => "{{ .Values.runbookUrlTemplate }}".to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
         _ if word == "emulation-security" => by_emulation(&[true, false].map(capabilities_security)),
@@ -208,6 +216,9 @@ fn unquoted(text: &str, quote: &str, begin: &str) -> String {
 
 /// Without a number, the field is the operator's.
 const REPLICAS: &str = "{{ if .Values.replicas }}{{ int .Values.replicas }}{{ else }}null{{ end }}";
+
+const CNI_DIRECTORY: &str = "{{ .Values.cniDirectory }}";
+const SHARED_NETWORKS: &str = "{{ join \",\" .Values.sharedNetworkNamespaces }}";
 
 /// The volume of supplied clients, in the flow style of YAML.
 const CLIENTS: &str = "{{ if .Values.clientsClaim }}{name: clients, persistentVolumeClaim: \
@@ -313,6 +324,9 @@ mod tests {
             ("{{ not .Values.replicas }}", "true"),
             ("{{ .Values.emulation }}", "false"),
             ("{{ .Values.runbookUrlTemplate }}", ""),
+            (CNI_DIRECTORY, crate::defaults::CNI_DIRECTORY),
+            // As it stands in a quoted text of YAML.
+            (SHARED_NETWORKS, ""),
             ("{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}", "[]"),
             ("{{ toJson .Values.placement.nodeSelector }}", "{}"),
             ("{{ toJson .Values.placement.tolerations }}", "[]"),

@@ -11,6 +11,7 @@
 
 mod accounts;
 pub mod chart;
+mod flow;
 mod hooks;
 pub mod hostpath;
 pub mod macpool;
@@ -32,7 +33,7 @@ use serde_json::{Value, json};
 
 pub(crate) use related::RELATED;
 
-use crate::defaults::{IMAGE, NAMESPACE};
+use crate::defaults::{CNI_DIRECTORY, IMAGE, NAMESPACE};
 
 /// Label that all Services of the operator select.
 const OPERATOR: (&str, &str) = ("app", OPERATOR_DEPLOYMENT);
@@ -62,6 +63,10 @@ pub struct Settings {
     pub clients_claim: String,
     /// Whether stock CSI sidecars may be asked for: their rights are installed.
     pub sidecars: bool,
+    /// The nodes' directory of network plugins.
+    pub cni_directory: String,
+    /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions VMs of all namespaces may use; `*`: all.
+    pub shared_networks: String,
     /// VMs that the cluster is to hold; the operator's memory request follows ([`Settings::operator_memory`]).
     pub machines: u32,
 }
@@ -75,6 +80,8 @@ impl Default for Settings {
             emulation: false,
             clients_claim: String::new(),
             sidecars: false,
+            cni_directory: CNI_DIRECTORY.to_owned(),
+            shared_networks: String::new(),
             machines: 1000,
         }
     }
@@ -112,6 +119,7 @@ pub fn manifests(settings: &Settings) -> Vec<Value> {
     let mut all = accounts::namespace(settings);
     all.extend(api::definition::ALL.iter().map(|one| definition(one, settings)));
     all.extend(accounts::accounts(settings));
+    all.push(flow::schema(settings));
     all.extend(roles::roles(settings));
     all.extend(user_roles::roles());
     all.extend(policies::policies(settings));

@@ -69,6 +69,8 @@ pub(super) fn agent(settings: &Settings) -> Value {
             field("POD_NAMESPACE", "metadata.namespace"),
             field("POD_NAME", "metadata.name"),
             field("POD_IP", "status.podIP"),
+            {"name": "CNI_DIRECTORIES", "value": settings.cni_directory},
+            {"name": "SHARED_NETWORK_NAMESPACES", "value": settings.shared_networks},
         ],
         "ports": [
             {"name": "agent", "containerPort": 8186, "protocol": "TCP"},
@@ -114,7 +116,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         }],
         "containers": [container],
         "volumes": [
-            host("plugins", "/opt/cni/bin", "DirectoryOrCreate"),
+            host("plugins", &settings.cni_directory, "DirectoryOrCreate"),
             host("kubelet", "/var/lib/kubelet", "Directory"),
             host("devices", "/dev", "Directory"),
             host("state", "/var/lib/ferrovirt", "DirectoryOrCreate"),

@@ -34,7 +34,7 @@ pub(crate) const SWITCHES: [(&str, Resource); 6] = [
 ];
 
 /// Kinds of installed objects.
-const KINDS: [(&str, Resource); 18] = [
+const KINDS: [(&str, Resource); 19] = [
     ("APIService", Resource::cluster("apiregistration.k8s.io", "v1", "apiservices")),
     (
         "MutatingWebhookConfiguration",
@@ -66,6 +66,7 @@ const KINDS: [(&str, Resource); 18] = [
     ("NetworkPolicy", Resource::namespaced("networking.k8s.io", "v1", "networkpolicies")),
     ("Service", Resource::namespaced("", "v1", "services")),
     ("ServiceAccount", Resource::namespaced("", "v1", "serviceaccounts")),
+    ("FlowSchema", Resource::cluster("flowcontrol.apiserver.k8s.io", "v1", "flowschemas")),
     ("PriorityClass", Resource::cluster("scheduling.k8s.io", "v1", "priorityclasses")),
     ("StorageClass", Resource::cluster("storage.k8s.io", "v1", "storageclasses")),
 ];

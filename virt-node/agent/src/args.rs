@@ -73,11 +73,17 @@ pub(crate) struct Args {
     cni_directory: Option<PathBuf>,
 
     /// The node's directories of network plugins, as the container runtime has them
-    #[arg(long, value_name = "DIRECTORY", value_delimiter = ',', default_value = "/opt/cni/bin")]
+    #[arg(
+        long,
+        value_name = "DIRECTORY",
+        env = "CNI_DIRECTORIES",
+        value_delimiter = ',',
+        default_value = "/opt/cni/bin"
+    )]
     cni_path: Vec<PathBuf>,
 
     /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to `default`; `*`: all
-    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMESPACE", env = "SHARED_NETWORK_NAMESPACES", value_delimiter = ',')]
     shared_network_namespaces: Vec<String>,
 
     /// Namespace of the CSI driver hostpath-provisioner; the agent makes its volumes where no sidecar does
@@ -146,7 +152,8 @@ impl Args {
             },
             cni,
             plugins: self.cni_path,
-            shared: self.shared_network_namespaces,
+            // The DaemonSet sets the variable also without a value.
+            shared: self.shared_network_namespaces.into_iter().filter(|name| !name.is_empty()).collect(),
             storage_namespace: self.storage_namespace,
         };
         Ok((config, Logs { verbosity: self.verbosity, json: self.log_json }))

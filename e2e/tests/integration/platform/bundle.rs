@@ -8,7 +8,8 @@ use base64::prelude::BASE64_STANDARD;
 use cluster::Resource;
 use serde_json::json;
 
-use crate::platform::place::{PLACE, PODS};
+use crate::platform::machines::machine;
+use crate::platform::place::{MACHINES, PLACE, PODS};
 
 const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 const PLATFORM: &str = operator::defaults::NAMESPACE;
@@ -57,6 +58,8 @@ fn a_support_bundle_has_objects_and_logs_of_transfers_and_no_content_of_a_secret
         },
     });
     PLACE.create(PODS, namespace, &pod);
+    PLACE.create(MACHINES, namespace, &machine("vm", "Always", &json!({"emptyDisk": {"capacity": "1Mi"}})));
+    PLACE.until_status(namespace, "vm", "Running");
     PLACE.until(namespace, "the importer has ended", || {
         let pod = PLACE.find(PODS, namespace, "importer-planted")?;
         let phase = pod["status"]["phase"].as_str()?;
@@ -68,6 +71,9 @@ fn a_support_bundle_has_objects_and_logs_of_transfers_and_no_content_of_a_secret
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     println!("{}", String::from_utf8_lossy(&done.stderr).trim());
     PLACE.delete(SECRETS, PLATFORM, "planted");
+    let names = PLACE.list(PODS, namespace).into_iter();
+    let mut names = names.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned));
+    let launcher = names.find(|name| name.starts_with("virt-launcher-")).unwrap();
     PLACE.remove_namespace(namespace);
     for file in [
         "cluster/clusterroles/kubevirt-controller.yaml",
@@ -80,6 +86,9 @@ fn a_support_bundle_has_objects_and_logs_of_transfers_and_no_content_of_a_secret
     let log = root.join(format!("namespaces/{namespace}/pods/importer-planted/importer.log"));
     let log = fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
     assert!(log.contains(WORD), "{log}");
+    let domain = root.join(format!("namespaces/{namespace}/pods/{launcher}/virsh-dumpxml.txt"));
+    let domain = fs::read_to_string(&domain).unwrap_or_else(|error| panic!("{}: {error}", domain.display()));
+    assert!(domain.contains(&format!("<name>{namespace}_vm</name>")), "{domain}");
     let mut all = Vec::new();
     files(&root, &mut all);
     let encoded = BASE64_STANDARD.encode(PASSWORD);

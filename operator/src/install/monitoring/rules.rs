@@ -558,7 +558,7 @@ const NETWORK_RECORDS: [Record; 7] = [
 ];
 
 /// Alerts of network components.
-const NETWORK_ALERTS: [Alert; 4] = [
+const NETWORK_ALERTS: [Alert; 5] = [
     alert(
         "CnaoDown",
         "kubevirt_cnao_operator_up == 0",
@@ -586,6 +586,13 @@ const NETWORK_ALERTS: [Alert; 4] = [
         "5m",
         "warning",
         "NICs share a MAC address.",
+    ),
+    alert(
+        "KubemacpoolMACCollisionDetected",
+        "count(max by (mac) (kmp_mac_collisions) > 1) > 0",
+        "30s",
+        "warning",
+        "Several running objects use a MAC address at once.",
     ),
 ];
 

@@ -14,6 +14,9 @@ use crate::platform::without;
 /// DaemonSet of the node agent, which has the parts of Multus and of the bridge plugin.
 pub const AGENT: &str = "virt-handler";
 
+/// Reason of what was deployed in this version and has pods or endpoints that are not ready.
+const NOT_READY: &str = "ComponentsNotReady";
+
 /// Inputs of a status.
 #[derive(Clone, Debug)]
 pub struct Situation<'a> {
@@ -94,16 +97,28 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
             } else {
                 ("True", "InvalidConfiguration", unsupported.join("; "))
             };
-            if waiting.is_empty() {
-                (("True", "", String::new()), ("False", "", String::new()), degraded)
-            } else {
-                let reason = absent.unwrap_or("Deploying");
-                let text = waiting.join("; ");
-                (("False", reason, text.clone()), ("True", reason, text), degraded)
+            let text = waiting.join("; ");
+            let was_available = is(before, "Available", "True");
+            match &before.observed_version {
+                _ if waiting.is_empty() => {
+                    (("True", "", String::new()), ("False", "", String::new()), degraded)
+                }
+                Some(deployed) if was_available && absent.is_none() && deployed == version => {
+                    (("True", "", String::new()), ("False", "", String::new()), ("True", NOT_READY, text))
+                }
+                // As KubeVirt and CDI while the next release replaces the deployed one.
+                Some(_) if was_available && absent.is_none() => {
+                    let fact = ("True", "Deploying", text);
+                    (fact.clone(), fact.clone(), fact)
+                }
+                Some(_) | None => {
+                    let reason = absent.unwrap_or("Deploying");
+                    (("False", reason, text.clone()), ("True", reason, text), degraded)
+                }
             }
         }
     };
-    let is_available = available.0 == "True";
+    let is_complete = failure.is_none() && waiting.is_empty();
     let condition = |kind: &str, (value, reason, message): (&str, &str, String)| {
         let old = before.conditions.iter().find(|one| one.kind == kind);
         let same = old.filter(|one| one.status == value);
@@ -144,7 +159,7 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
                 })
             })
             .collect(),
-        observed_version: if is_available {
+        observed_version: if is_complete {
             Some((*version).to_owned())
         } else {
             before.observed_version.clone()
@@ -253,6 +268,42 @@ mod tests {
         let unreachable = with_services(everything, &ready, &[], None);
         let wanted = "Available=False Deploying, Progressing=True Deploying, Degraded=False";
         assert_eq!(words(&unreachable), wanted, "no endpoint");
+    }
+
+    #[test]
+    fn what_was_deployed_stays_available() {
+        let everything: NetworkAddonsSpec =
+            serde_json::from_value(json!({"multus": {}, "kubeMacPool": {}})).unwrap();
+        let after = |before: &NetworkAddonsStatus, version: &str, components: &[Component]| {
+            status(&Situation {
+                spec: &everything,
+                before,
+                components,
+                services: &BTreeSet::from([SERVICE.to_owned()]),
+                version,
+                image: "x:{program}",
+                failure: None,
+                now: "2026-01-01T00:00:00Z",
+            })
+        };
+        let ready = [component(AGENT, 1), component(DEPLOYMENT, 1)];
+        let failing = [component(AGENT, 0), component(DEPLOYMENT, 1)];
+        let deployed = after(&NetworkAddonsStatus::default(), "1", &ready);
+        for (version, components, wanted) in [
+            ("1", &failing[..], "Available=True, Progressing=False, Degraded=True ComponentsNotReady"),
+            ("1", &ready[..1], "Available=False NoDeployment, Progressing=True NoDeployment, Degraded=False"),
+            (
+                "2",
+                &failing[..],
+                "Available=True Deploying, Progressing=True Deploying, Degraded=True Deploying",
+            ),
+        ] {
+            let next = after(&deployed, version, components);
+            assert_eq!((words(&next).as_str(), next.observed_version.as_deref()), (wanted, Some("1")));
+        }
+        let degraded = after(&deployed, "1", &failing);
+        assert_eq!(words(&after(&degraded, "1", &ready)), words(&deployed));
+        assert_eq!(after(&degraded, "2", &ready).observed_version.as_deref(), Some("2"));
     }
 
     #[test]

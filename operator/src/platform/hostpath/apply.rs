@@ -215,10 +215,20 @@ impl Controller {
             }
         }
         let progress = self.keep_pools(object, &driver, &owner).await?;
-        let mut missing: Vec<String> = self.unready().into_iter().collect();
-        missing.extend(progress.missing);
+        let mut missing = progress.missing;
         missing.extend(self.offer_metadata(&owner).await?);
-        let state = if !missing.is_empty() {
+        // Once it was deployed, a node that fails or is restarted does not undo that.
+        let before = object.status.clone().unwrap_or_default();
+        let was_deployed = before.observed_version.as_deref() == Some(self.version.as_str())
+            && status::is(&before, "Available", "True");
+        let state = if let Some(unready) = self.unready() {
+            if was_deployed && missing.is_empty() && live.is_some_and(|live| is_rolled_out(&live)) {
+                State::Degraded(unready)
+            } else {
+                missing.insert(0, unready);
+                State::Deploying(missing.join("; "))
+            }
+        } else if !missing.is_empty() {
             State::Deploying(missing.join("; "))
         } else if !waits.is_empty() {
             State::Keeping(waits)
@@ -328,6 +338,14 @@ impl Controller {
 }
 
 /// Reference to the object, as the owner of others.
+/// Whether every node has a pod of a DaemonSet's present version, ready or not.
+fn is_rolled_out(set: &Value) -> bool {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let status = &set["status"];
+    number(&status["observedGeneration"]) == number(&set["metadata"]["generation"])
+        && number(&status["updatedNumberScheduled"]) >= number(&status["desiredNumberScheduled"])
+}
+
 fn owner(object: &HostPathProvisioner) -> Value {
     json!([{
         "apiVersion": api::hostpath::API_VERSION,

@@ -11,6 +11,8 @@ const MOST_NAMED: usize = 3;
 pub enum State {
     /// The driver is not ready on all nodes: what is waited for.
     Deploying(String),
+    /// The driver was deployed in this version, and is not ready on a node: what is waited for.
+    Degraded(String),
     /// The driver is ready on this number of nodes.
     Deployed(u32),
     /// Nothing was applied: reason, and text.
@@ -29,6 +31,7 @@ pub enum State {
 pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) -> HostPathStatus {
     let (reason, text) = match state {
         State::Deploying(missing) => ("DeployStarted", missing.clone()),
+        State::Degraded(missing) => ("ComponentsNotReady", missing.clone()),
         State::Deployed(_) => ("Complete", "Application Available".to_owned()),
         State::Failed(reason, text) => (*reason, text.clone()),
         State::Waiting(volumes) => ("VolumesExist", waits_for("the deletion waits", volumes)),
@@ -41,6 +44,7 @@ pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) 
     };
     let (available, progressing, degraded) = match state {
         State::Deploying(_) => (false, true, false),
+        State::Degraded(_) => (true, false, true),
         State::Deployed(_) => (true, false, false),
         State::Failed(..) => (false, false, true),
         // The driver still works.
@@ -108,6 +112,10 @@ mod tests {
             (
                 State::Deploying(String::new()),
                 "Available=False Progressing=True Degraded=False DeployStarted",
+            ),
+            (
+                State::Degraded(String::new()),
+                "Available=True Progressing=False Degraded=True ComponentsNotReady",
             ),
             (State::Deployed(2), "Available=True Progressing=False Degraded=False Complete"),
             (

@@ -22,7 +22,7 @@ impl From<&Value> for WholeObject {
 /// A node, as far as settings depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSeen {
-    /// Whether new pods may be placed on it.
+    /// Whether it takes pods. One that is cordoned or not ready counts: a drain or a restart changes no setting.
     pub schedulable: bool,
     /// Whether it belongs to the control plane.
     pub control_plane: bool,
@@ -47,23 +47,27 @@ struct Metadata {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Spec {
-    unschedulable: bool,
     taints: Vec<Taint>,
 }
 
 #[derive(Deserialize)]
 struct Taint {
+    key: String,
     #[serde(default)]
     effect: String,
 }
 
+/// How keys of taints begin that Kubernetes sets and takes away by a node's state, such as `node.kubernetes.io/unschedulable`.
+const PASSING: &str = "node.kubernetes.io/";
+
 impl From<&NodeRead> for NodeSeen {
     fn from(node: &NodeRead) -> Self {
         let labels = &node.metadata.labels;
-        let blocked =
-            node.spec.taints.iter().any(|taint| ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str()));
+        let blocks = |taint: &Taint| {
+            !taint.key.starts_with(PASSING) && ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str())
+        };
         Self {
-            schedulable: !node.spec.unschedulable && !blocked,
+            schedulable: !node.spec.taints.iter().any(blocks),
             control_plane: labels.contains_key("node-role.kubernetes.io/control-plane"),
             architecture: labels.get("kubernetes.io/arch").cloned().unwrap_or_default(),
         }
@@ -77,11 +81,11 @@ pub struct Facts {
     pub namespace: String,
     /// Version of the operator.
     pub version: String,
-    /// Nodes that take new pods.
+    /// Nodes that take pods.
     pub workers: usize,
     /// Control plane nodes.
     pub control_planes: usize,
-    /// Architectures of the nodes that take new pods.
+    /// Architectures of the nodes that take pods.
     pub worker_architectures: BTreeSet<String>,
     /// Architectures of the control plane nodes.
     pub control_plane_architectures: BTreeSet<String>,
@@ -112,5 +116,28 @@ impl Facts {
     /// Whether the control plane can run on more than one node. Roles of nodes do not count: many clusters set none.
     pub fn highly_available(&self) -> bool {
         self.workers >= 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn states_that_pass_do_not_change_what_a_node_counts_for() {
+        let taint = |key: &str, effect: &str| json!({"taints": [{"key": key, "effect": effect}]});
+        for (spec, schedulable) in [
+            (json!({}), true),
+            (json!({"unschedulable": true}), true),
+            (taint("node.kubernetes.io/unschedulable", "NoSchedule"), true),
+            (taint("node.kubernetes.io/unreachable", "NoExecute"), true),
+            (taint("node-role.kubernetes.io/control-plane", "NoSchedule"), false),
+            (taint("gpu", "PreferNoSchedule"), true),
+        ] {
+            let node: NodeRead = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+            assert_eq!(NodeSeen::from(&node).schedulable, schedulable, "{spec}");
+        }
     }
 }

@@ -38,7 +38,7 @@ impl Reference {
         }
         Err(format!(
             "VMs of namespace {own} may not use the NetworkAttachmentDefinition {self}: create it in {own} or in {SHARED}, or \
-             let the node agent share its namespace (--shared-network-namespaces {namespace})"
+             let the platform share its namespace (operator manifests --shared-network-namespaces {namespace})"
         ))
     }
 }

@@ -234,7 +234,7 @@ fn monitor(
         if quiet.is_some_and(|quiet| now >= quiet) {
             quiet = None;
             // On failure a little more memory stays in use.
-            sys::trim_heap();
+            drop(::guest::memory::give_back());
         }
         if now >= look {
             look = now + POLL_INTERVAL;

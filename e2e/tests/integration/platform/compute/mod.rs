@@ -12,6 +12,7 @@ mod sessions;
 mod sets;
 mod tools;
 mod vms;
+mod waiting;
 
 use std::fs;
 
