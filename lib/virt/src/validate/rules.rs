@@ -225,23 +225,34 @@ pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
 }
 
 fn data_volume(at: &str, spec: &DataVolumeSpec, findings: &mut Findings) {
-    match &spec.source {
-        None if spec.source_ref.is_none() => {
-            findings.error(format!("{at}.source"), "the source of the content is missing");
+    let claim = spec.pvc.as_ref().or(spec.storage.as_ref());
+    // Filled by a populator that does not belong to the platform.
+    let external = claim.is_some_and(|claim| claim.data_source.is_some() || claim.data_source_ref.is_some());
+    let path = format!("{at}.source");
+    match (&spec.source, &spec.source_ref) {
+        (None, None) if external => {}
+        (None, None) => findings.error(&path, "the source of the content is missing"),
+        _ if external => {
+            findings.error(&path, "External population is incompatible with Source and SourceRef");
         }
-        None => {}
-        Some(source) => data_source(&format!("{at}.source"), source, findings),
+        (Some(_), Some(_)) => findings.error(&path, "source and sourceRef exclude each other"),
+        (None, Some(_)) | (Some(_), None) => {}
+    }
+    if let Some(source) = &spec.source {
+        data_source(&path, source, findings);
     }
     if let Some(content) = spec.content_type.as_deref().filter(|word| !word.is_empty())
         && !["kubevirt", "archive"].contains(&content)
     {
         findings.error(format!("{at}.contentType"), format!("{content:?} is neither kubevirt nor archive"));
     }
-    let clone = spec.source.as_ref().is_some_and(|source| source.pvc.is_some());
+    // A clone that is rendered has the size of its source.
+    let clone = spec.source_ref.is_some()
+        || spec.source.as_ref().is_some_and(|source| source.pvc.is_some() || source.snapshot.is_some());
     match (&spec.pvc, &spec.storage) {
         (Some(_), Some(_)) => findings.error(at, "pvc and storage exclude each other"),
         (None, None) => findings.error(at, "needs pvc or storage"),
-        (Some(claim), None) => storage(&format!("{at}.pvc"), claim, !clone, findings),
+        (Some(claim), None) => storage(&format!("{at}.pvc"), claim, true, findings),
         (None, Some(claim)) => storage(&format!("{at}.storage"), claim, !clone, findings),
     }
 }
@@ -346,6 +357,78 @@ fn entries_in_base64<'a>(
         let value: String = value.split_ascii_whitespace().collect();
         if STANDARD.decode(value).is_err() {
             findings.error(format!("{at}.{key}"), "not base64");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fields::Place;
+    use crate::validate::object;
+
+    /// Fields of a DataVolume's spec that are refused in a VM's template.
+    fn refused(place: Place, volume: &Value) -> Vec<String> {
+        let machine = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a"},
+            "spec": {
+                "runStrategy": "Halted",
+                "dataVolumeTemplates": [{"metadata": {"name": "d"}, "spec": volume}],
+                "template": {"spec": {"domain": {"memory": {"guest": "1Gi"}, "devices": {}}}},
+            },
+        });
+        let findings = object(Kind::VirtualMachine, &machine, place).into_iter();
+        let errors = findings.filter(|finding| finding.verdict == Verdict::Error);
+        let below = "spec.dataVolumeTemplates[0].spec.";
+        errors.map(|one| one.path.strip_prefix(below).unwrap_or(&one.path).to_owned()).collect()
+    }
+
+    #[test]
+    fn templates_of_data_volumes_need_the_source_and_size_that_cdi_demands() {
+        const PVC_SIZE: &str = "pvc.resources.requests.storage";
+        const STORAGE_SIZE: &str = "storage.resources.requests.storage";
+        let size = || json!({"requests": {"storage": "1Gi"}});
+        let pvc = || json!({"pvc": {"namespace": "n", "name": "c"}});
+        let snapshot = || json!({"snapshot": {"namespace": "n", "name": "s"}});
+        let referred = || json!({"kind": "DataSource", "name": "d"});
+        let populator = || json!({"apiGroup": "example.com", "kind": "Image", "name": "i"});
+        let rows = [
+            (json!({"source": pvc(), "storage": {}}), &[][..]),
+            (json!({"source": snapshot(), "storage": {}}), &[]),
+            (json!({"sourceRef": referred(), "storage": {}}), &[]),
+            (json!({"sourceRef": referred(), "storage": {"resources": size()}}), &[]),
+            (json!({"source": pvc(), "pvc": {}}), &[PVC_SIZE]),
+            (json!({"source": snapshot(), "pvc": {}}), &[PVC_SIZE]),
+            (json!({"sourceRef": referred(), "pvc": {}}), &[PVC_SIZE]),
+            (json!({"source": pvc(), "pvc": {"resources": size()}}), &[]),
+            (json!({"source": {"blank": {}}, "storage": {}}), &[STORAGE_SIZE]),
+            (json!({"storage": {"resources": size()}}), &["source"]),
+            (json!({"source": pvc(), "sourceRef": referred(), "storage": {}}), &["source"]),
+            (json!({"storage": {"resources": size(), "dataSourceRef": populator()}}), &[]),
+            (json!({"storage": {"resources": size(), "dataSource": populator()}}), &[]),
+            (json!({"pvc": {"resources": size(), "dataSourceRef": populator()}}), &[]),
+            (json!({"storage": {"dataSourceRef": populator()}}), &[STORAGE_SIZE]),
+            (
+                json!({"source": {"blank": {}}, "storage": {"resources": size(), "dataSourceRef": populator()}}),
+                &["source"],
+            ),
+        ];
+        for (volume, expected) in rows {
+            assert_eq!(refused(Place::Cluster, &volume), expected, "{volume}");
+        }
+        // One machine has neither DataSources nor snapshots that it clones from, nor populators.
+        for (volume, expected) in [
+            (json!({"sourceRef": referred(), "storage": {}}), "sourceRef"),
+            (json!({"source": snapshot(), "storage": {}}), "source.snapshot"),
+            (
+                json!({"storage": {"resources": size(), "dataSourceRef": populator()}}),
+                "storage.dataSourceRef",
+            ),
+            (json!({"pvc": {"resources": size(), "dataSource": populator()}}), "pvc.dataSource"),
+        ] {
+            assert_eq!(refused(Place::Machine, &volume), [expected], "{volume}");
         }
     }
 }
