@@ -54,6 +54,11 @@ const fn later_in_cluster(field: &'static str) -> Row {
     Row { field, verdict: Unsupported, text: LATER, place: Where::Cluster }
 }
 
+/// A cluster follows the field in part.
+const fn partly_in_cluster(field: &'static str, text: &'static str) -> Row {
+    Row { field, verdict: Unsupported, text, place: Where::Cluster }
+}
+
 /// A cluster uses the field; one machine refuses it.
 const fn refused_alone(field: &'static str, text: &'static str) -> Row {
     Row { field, verdict: Error, text, place: Where::Machine }
@@ -80,8 +85,16 @@ const INSTANCE: &[Row] = &[
     only_cluster("tolerations"),
     only_cluster("topologySpreadConstraints"),
     later("utilityVolumes"),
-    later("domain.cpu.dedicatedCpuPlacement"),
-    later("domain.cpu.isolateEmulatorThread"),
+    later_alone("domain.cpu.dedicatedCpuPlacement"),
+    partly_in_cluster(
+        "domain.cpu.dedicatedCpuPlacement",
+        "the pod has exclusive CPUs; vCPUs are not pinned to them",
+    ),
+    later_alone("domain.cpu.isolateEmulatorThread"),
+    partly_in_cluster(
+        "domain.cpu.isolateEmulatorThread",
+        "one more exclusive CPU for the pod; no thread is pinned to it",
+    ),
     later("domain.cpu.numa"),
     later("domain.cpu.realtime"),
     later("domain.devices.autoattachVSOCK"),
