@@ -10,7 +10,7 @@ use api::kubevirt::{
 use api::resource::{ObjectMeta, Quantity};
 
 use crate::instancetype::Flavor;
-use crate::resolve::{self, DEFAULT_INTERFACE};
+use crate::resolve::{self, DEFAULT_INTERFACE, Growth};
 use crate::status;
 
 /// Finalizer of an instance, removed when its launcher pod is gone.
@@ -40,6 +40,8 @@ pub struct Settings {
     pub cpu_model: Option<String>,
     /// `network.defaultNetworkInterface`.
     pub binding: DefaultBinding,
+    /// Limits of CPU and memory hotplug: `liveUpdateConfiguration`.
+    pub growth: Growth,
 }
 
 impl Default for Settings {
@@ -49,6 +51,7 @@ impl Default for Settings {
             architecture: "amd64".to_owned(),
             cpu_model: None,
             binding: DefaultBinding::Masquerade,
+            growth: Growth::default(),
         }
     }
 }
@@ -95,7 +98,7 @@ pub fn instance(instance: &mut VirtualMachineInstance, settings: &Settings, iden
     size(&mut instance.spec, settings);
     network(&mut instance.spec, settings.binding, true);
     resolve::add_disks(&mut instance.spec);
-    room(&mut instance.spec);
+    room(&mut instance.spec, settings.growth);
     let finalizers = &mut instance.metadata.finalizers;
     if !finalizers.iter().any(|one| one == FINALIZER) {
         finalizers.push(FINALIZER.to_owned());
@@ -182,8 +185,8 @@ fn network(spec: &mut VirtualMachineInstanceSpec, binding: DefaultBinding, attac
 }
 
 /// How much the guest can have later, where that is left to the platform.
-fn room(spec: &mut VirtualMachineInstanceSpec) {
-    let (sockets, memory) = resolve::room(spec);
+fn room(spec: &mut VirtualMachineInstanceSpec, growth: Growth) {
+    let (sockets, memory) = resolve::room(spec, growth);
     let domain = &mut spec.domain;
     if let (Some(cpu), Some(sockets)) = (&mut domain.cpu, sockets) {
         cpu.max_sockets.get_or_insert(sockets);
@@ -266,5 +269,40 @@ mod tests {
         assert_eq!(begun, "1970-01-01T00:00:00Z");
         assert_eq!(status.current_cpu_topology.unwrap().cores, Some(2));
         assert_eq!(status.memory.unwrap().guest_at_boot, Some(Quantity("1Gi".into())));
+    }
+
+    #[test]
+    fn room_to_grow_follows_the_limits_of_the_platform_where_the_spec_leaves_it_open() {
+        const GI: u64 = 1 << 30;
+        let by = |sockets, memory, ratio| Growth { sockets, memory, ratio };
+        let plain = || (json!({"sockets": 2}), json!({"guest": "2Gi"}));
+        for (growth, (cpu, memory), sockets, most) in [
+            (Growth::default(), plain(), 8, "8192Mi"),
+            (by(None, None, 2), plain(), 4, "4096Mi"),
+            (by(None, None, 1), plain(), 2, "2048Mi"),
+            (by(Some(6), Some(3 * GI), 4), plain(), 6, "3072Mi"),
+            (by(Some(1), Some(GI), 4), plain(), 2, "2048Mi"),
+            (by(None, Some(3 * GI + 1), 4), plain(), 8, "3072Mi"),
+            (
+                by(Some(1000), None, 4),
+                (json!({"sockets": 1, "cores": 64}), json!({"guest": "2Gi"})),
+                8,
+                "8192Mi",
+            ),
+            (by(Some(6), Some(8 * GI), 4), (json!({"sockets": 1}), json!({"guest": "512Mi"})), 6, "512Mi"),
+            (
+                by(Some(6), Some(8 * GI), 4),
+                (json!({"sockets": 1, "maxSockets": 3}), json!({"guest": "1Gi", "maxGuest": "2Gi"})),
+                3,
+                "2Gi",
+            ),
+        ] {
+            let mut new: VirtualMachineInstance =
+                serde_json::from_value(json!({"spec": {"domain": {"cpu": cpu, "memory": memory}}})).unwrap();
+            instance(&mut new, &Settings { growth, ..Settings::default() }, &identity(), 0);
+            let domain = new.spec.domain;
+            assert_eq!(domain.cpu.unwrap().max_sockets, Some(sockets), "{growth:?} {cpu}");
+            assert_eq!(domain.memory.unwrap().max_guest.unwrap().0, most, "{growth:?} {memory}");
+        }
     }
 }

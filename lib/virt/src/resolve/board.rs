@@ -12,8 +12,6 @@ use super::volumes::is_path;
 use crate::pod;
 
 const MIB: u64 = 1 << 20;
-/// Sockets, and memory, that there can be later: as many times those at the start.
-const GROWTH: u32 = 4;
 /// Guests with less memory than this do not grow: upstream's rule.
 const GROWING: u64 = 1 << 30;
 /// Memory is added in blocks of this size.
@@ -22,6 +20,40 @@ const BLOCK: u64 = 2 * MIB;
 const LEAST: u64 = MIB;
 /// Most memory a guest can have, now or later.
 const MOST: u64 = 1 << 46;
+
+/// Limits of the sockets and the memory that a guest can be given while it runs, where its spec leaves them open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Most sockets; `None`: by the ratio.
+    pub sockets: Option<u32>,
+    /// Most memory in bytes; `None`: by the ratio.
+    pub memory: Option<u64>,
+    /// Sockets, and memory, that there can be later: as many times those at the start.
+    pub ratio: u32,
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Self { sockets: None, memory: None, ratio: 4 }
+    }
+}
+
+impl Growth {
+    /// The default of the most sockets later; no fewer than at the start.
+    fn most_sockets(self, sockets: u32, cores: u32, threads: u32) -> u32 {
+        let per_socket = u64::from(cores) * u64::from(threads);
+        let most = u32::try_from(u64::from(PROCESSORS_MAX) / per_socket.max(1)).unwrap_or(PROCESSORS_MAX);
+        self.sockets.unwrap_or_else(|| sockets.saturating_mul(self.ratio)).min(most).max(sockets)
+    }
+
+    /// The default of the most memory later; no less than at the start.
+    fn most_memory(self, guest: u64, huge: bool) -> u64 {
+        if guest < GROWING || huge {
+            return guest;
+        }
+        self.memory.unwrap_or_else(|| guest.saturating_mul(self.ratio.into())).min(MOST).max(guest)
+    }
+}
 
 /// Processors as Kubernetes counts them, rounded up: requests, else limits, else one; and what is wrong, by field.
 fn requested_processors(spec: &VirtualMachineInstanceSpec) -> (u32, Vec<(String, String)>) {
@@ -60,28 +92,16 @@ pub fn topology(spec: &VirtualMachineInstanceSpec) -> (u32, u32, u32) {
 
 /// Most sockets, and most bytes of memory, that a guest can be given while it runs, where the spec leaves that open and has
 /// the initial values.
-pub fn room(spec: &VirtualMachineInstanceSpec) -> (Option<u32>, Option<u64>) {
+pub fn room(spec: &VirtualMachineInstanceSpec, growth: Growth) -> (Option<u32>, Option<u64>) {
     let (sockets, cores, threads) = topology(spec);
     let huge = spec.domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some());
     let guest = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
     let guest = guest.and_then(|amount| amount.bytes().ok()?.checked_next_multiple_of(MIB));
     let room = guest.map(|guest| {
-        let max = most_memory(guest, huge);
+        let max = growth.most_memory(guest, huge);
         guest + (max - guest) - (max - guest) % BLOCK
     });
-    (Some(most_sockets(sockets, cores, threads)), room)
-}
-
-/// The default of the most sockets later.
-fn most_sockets(sockets: u32, cores: u32, threads: u32) -> u32 {
-    let per_socket = u64::from(cores) * u64::from(threads);
-    let most = u32::try_from(u64::from(PROCESSORS_MAX) / per_socket.max(1)).unwrap_or(PROCESSORS_MAX);
-    sockets.saturating_mul(GROWTH).min(most).max(sockets)
-}
-
-/// The default of the most memory later.
-fn most_memory(guest: u64, huge: bool) -> u64 {
-    if guest < GROWING || huge { guest } else { guest.saturating_mul(GROWTH.into()).min(MOST).max(guest) }
+    (Some(growth.most_sockets(sockets, cores, threads)), room)
 }
 
 impl Resolution<'_> {
@@ -102,7 +122,7 @@ impl Resolution<'_> {
         }
         let most = u32::try_from(u64::from(PROCESSORS_MAX) / per_socket.max(1)).unwrap_or(PROCESSORS_MAX);
         let max_sockets = match asked.max_sockets {
-            None => most_sockets(sockets, cores, threads),
+            None => Growth::default().most_sockets(sockets, cores, threads),
             Some(max) => {
                 if max < sockets {
                     self.error("domain.cpu.maxSockets", "less than sockets");
@@ -183,7 +203,7 @@ impl Resolution<'_> {
         let huge_page = self.huge_page(bytes)?;
         let guest = bytes.checked_next_multiple_of(MIB)?;
         let max_guest = match &asked.max_guest {
-            None => most_memory(guest, huge_page.is_some()),
+            None => Growth::default().most_memory(guest, huge_page.is_some()),
             Some(amount) => match amount.bytes() {
                 Ok(max) if (bytes..=MOST).contains(&max) => max,
                 Ok(_) => {

@@ -27,7 +27,7 @@ use api::resource::ObjectMeta;
 
 use crate::finding::{Finding, Findings};
 
-pub use board::{room, topology};
+pub use board::{Growth, room, topology};
 pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
 pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage, leave_volumes_out};
 

@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use api::kubevirt::{LogVerbosity, PermittedHostDevices};
+use api::kubevirt::{LiveUpdateConfiguration, LogVerbosity, PermittedHostDevices};
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 use virt::admission::{DefaultBinding, Settings};
+use virt::resolve::Growth;
 
 use crate::view::{Age, Gates, oldest};
 
@@ -33,6 +34,7 @@ struct Fields {
     cpu_model: Option<String>,
     architecture_configuration: Architectures,
     developer_configuration: Developer,
+    live_update_configuration: LiveUpdateConfiguration,
     network: Network,
     permitted_host_devices: PermittedHostDevices,
 }
@@ -129,6 +131,7 @@ fn of(object: &Configuration) -> Settings {
         cpu_model,
         architecture_configuration: architectures,
         developer_configuration: _,
+        live_update_configuration,
         network,
         permitted_host_devices: _,
     } = &object.spec.configuration;
@@ -145,6 +148,19 @@ fn of(object: &Configuration) -> Settings {
         architecture: given(&architectures.default_architecture).unwrap_or(base.architecture),
         cpu_model: given(cpu_model),
         binding,
+        growth: growth(live_update_configuration),
+    }
+}
+
+/// Limits of hotplug. Values that are not positive, or no quantity, count as not given.
+fn growth(limits: &LiveUpdateConfiguration) -> Growth {
+    let LiveUpdateConfiguration { max_cpu_sockets, max_guest, max_hotplug_ratio } = limits;
+    let positive =
+        |number: Option<i32>| number.and_then(|one| u32::try_from(one).ok()).filter(|one| *one > 0);
+    Growth {
+        sockets: positive(*max_cpu_sockets),
+        memory: max_guest.as_ref().and_then(|one| one.bytes().ok()).filter(|one| *one > 0),
+        ratio: positive(*max_hotplug_ratio).unwrap_or(Growth::default().ratio),
     }
 }
 
@@ -158,7 +174,7 @@ mod tests {
     fn kubevirt_object_stands_over_the_defaults() {
         let read = |configuration: Value| {
             let object = json!({"spec": {"configuration": configuration}});
-            let Settings { machine, architecture, cpu_model, binding } =
+            let Settings { machine, architecture, cpu_model, binding, growth: _ } =
                 of(&serde_json::from_value(object).unwrap());
             (machine, architecture, cpu_model.unwrap_or_default(), binding)
         };
@@ -180,6 +196,21 @@ mod tests {
             ),
         ] {
             assert_eq!(read(configuration.clone()), expected, "{configuration}");
+        }
+    }
+
+    #[test]
+    fn limits_of_hotplug_are_the_objects_where_they_are_positive() {
+        let all = json!({"maxCpuSockets": 8, "maxGuest": "64Gi", "maxHotplugRatio": 2});
+        for (limits, sockets, memory, ratio) in [
+            (json!({}), None, None, 4),
+            (all, Some(8), Some(64 << 30), 2),
+            (json!({"maxCpuSockets": 0, "maxGuest": "0", "maxHotplugRatio": 0}), None, None, 4),
+            (json!({"maxCpuSockets": -1, "maxGuest": "lots", "maxHotplugRatio": -2}), None, None, 4),
+        ] {
+            let object = json!({"spec": {"configuration": {"liveUpdateConfiguration": limits}}});
+            let read = of(&serde_json::from_value(object).unwrap()).growth;
+            assert_eq!(read, Growth { sockets, memory, ratio }, "{limits}");
         }
     }
 
