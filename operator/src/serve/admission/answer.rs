@@ -7,6 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use virt::finding::{Finding, Verdict};
 
+use super::settings::Permitted;
+
 /// Most warnings of an answer.
 const MOST_WARNINGS: usize = 20;
 /// Longest warning in characters that is sure to arrive.
@@ -33,9 +35,33 @@ pub(super) struct Cause {
     pub(super) message: String,
 }
 
-/// Devices of the host that a spec of an instance, whose path is `at`, asks for and may not have. A spec that cannot be
-/// read is refused by other rules.
-pub(super) fn devices_refused(spec: &Value, at: &str, permitted: &PermittedHostDevices) -> Vec<Cause> {
+/// What a spec of an instance, whose path is `at`, asks for and may not have. A spec that cannot be read is refused by
+/// other rules.
+pub(super) fn not_permitted(spec: &Value, at: &str, permitted: &Permitted) -> Vec<Cause> {
+    let mut causes = devices_refused(spec, at, &permitted.devices);
+    if !permitted.pod_bridges {
+        causes.extend(pod_bridges(spec, at));
+    }
+    causes
+}
+
+/// Interfaces with a bridge on the pod network.
+fn pod_bridges(spec: &Value, at: &str) -> Vec<Cause> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let networks = list(&spec["networks"]);
+    let on_pod = |name: &Value| networks.iter().any(|one| one["name"] == *name && one["pod"].is_object());
+    let refused = |index: usize| Cause {
+        reason: INVALID,
+        field: format!("{at}.domain.devices.interfaces[{index}].name"),
+        message: "Bridge on pod network configuration is not enabled under kubevirt-config".to_owned(),
+    };
+    let interfaces = list(&spec["domain"]["devices"]["interfaces"]).into_iter().enumerate();
+    let bridges = interfaces.filter(|(_, one)| one["bridge"].is_object() && on_pod(&one["name"]));
+    bridges.map(|(index, _)| refused(index)).collect()
+}
+
+/// Devices of the host that a spec asks for and may not have.
+fn devices_refused(spec: &Value, at: &str, permitted: &PermittedHostDevices) -> Vec<Cause> {
     let devices = &spec["domain"]["devices"];
     // Most ask for none, and their spec is not read a second time.
     if ["gpus", "hostDevices"].into_iter().all(|list| devices[list].as_array().is_none_or(Vec::is_empty)) {
@@ -140,6 +166,35 @@ mod tests {
             (&response["allowed"], &response["warnings"]),
             (&json!(true), &json!(["spec.c: not supported yet"]))
         );
+    }
+
+    #[test]
+    fn bridges_on_the_pod_network_are_refused_where_they_are_not_permitted() {
+        const MESSAGE: &str = "Bridge on pod network configuration is not enabled under kubevirt-config";
+        let bridge = || json!({"name": "a", "bridge": {}});
+        let spec = |interfaces: Value, networks: Value| json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": networks});
+        let pod = || json!({"name": "a", "pod": {}});
+        let other = || json!({"name": "a", "multus": {"networkName": "n"}});
+        for (spec, refused) in [
+            (spec(json!([bridge()]), json!([pod()])), Some("at.domain.devices.interfaces[0].name")),
+            (spec(json!([bridge()]), json!([other()])), None),
+            (spec(json!([{"name": "a", "masquerade": {}}]), json!([pod()])), None),
+            (
+                spec(
+                    json!([{"name": "b", "bridge": {}}, bridge()]),
+                    json!([pod(), {"name": "b", "multus": {"networkName": "n"}}]),
+                ),
+                Some("at.domain.devices.interfaces[1].name"),
+            ),
+            (json!({"domain": {}}), None),
+        ] {
+            let cause =
+                |field: &str| Cause { reason: INVALID, field: field.to_owned(), message: MESSAGE.to_owned() };
+            let off = Permitted { pod_bridges: false, ..Permitted::default() };
+            let expected: Vec<Cause> = refused.into_iter().map(cause).collect();
+            assert_eq!(not_permitted(&spec, "at", &off), expected, "{spec}");
+            assert_eq!(not_permitted(&spec, "at", &Permitted::default()), [], "{spec}");
+        }
     }
 
     #[test]

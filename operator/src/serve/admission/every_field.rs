@@ -6,7 +6,6 @@ use std::fs;
 use std::path::Path;
 
 use api::kind::Kind;
-use api::kubevirt::PermittedHostDevices;
 use api::schema::leaves;
 use cluster::review::{Answer, Request};
 use guests::mutants::{Mutant, Wrong, mutants, plain};
@@ -16,6 +15,7 @@ use virt::fields::{Place, used};
 use virt::instancetype::Flavor;
 use virt::{admission, validate};
 
+use super::settings::Permitted;
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
@@ -66,11 +66,9 @@ fn judged(object: &Value) -> (bool, Vec<String>) {
     let request = Request { operation: "CREATE".into(), object: object.clone(), ..Request::default() };
     let answer = match object["kind"].as_str() {
         Some("VirtualMachine") => {
-            machine::validate(&request, false, &Flavor::default(), &PermittedHostDevices::default())
+            machine::validate(&request, false, &Flavor::default(), &Permitted::default())
         }
-        Some("VirtualMachineInstance") => {
-            instance::validate(&request, false, &PermittedHostDevices::default())
-        }
+        Some("VirtualMachineInstance") => instance::validate(&request, false, &Permitted::default()),
         Some("DataVolume") => {
             let findings = validate::object(Kind::DataVolume, object, Place::Cluster);
             super::answer::judge(Vec::new(), &findings)

@@ -4,7 +4,7 @@
 //! put back here.
 
 use api::kind::Kind;
-use api::kubevirt::{PermittedHostDevices, VirtualMachineInstance};
+use api::kubevirt::VirtualMachineInstance;
 use cluster::review::{Answer, Request, difference};
 use virt::admission::{self, Identity, Settings};
 use virt::fields::Place;
@@ -14,6 +14,7 @@ use super::answer::{self, Cause, NOT_SUPPORTED};
 use super::fill::fill;
 use super::labels;
 use super::machine::without_status;
+use super::settings::Permitted;
 
 /// Fills in a new instance; puts back the status that a user edits. `now` is in seconds since 1970.
 pub(super) fn mutate(
@@ -55,7 +56,7 @@ pub(super) fn preset_refused() -> Answer {
 }
 
 /// Refuses what cannot be run, and users' changes of what runs.
-pub(super) fn validate(request: &Request, own: bool, permitted: &PermittedHostDevices) -> Answer {
+pub(super) fn validate(request: &Request, own: bool, permitted: &Permitted) -> Answer {
     let Request { object, old_object: old, .. } = request;
     if own {
         return Answer::allow();
@@ -71,7 +72,7 @@ pub(super) fn validate(request: &Request, own: bool, permitted: &PermittedHostDe
         return refused.map_or_else(Answer::allow, |cause| answer::refuse(&[cause]));
     }
     let mut causes: Vec<Cause> = labels::created(&object["metadata"], "metadata").into_iter().collect();
-    causes.extend(answer::devices_refused(&object["spec"], "spec", permitted));
+    causes.extend(answer::not_permitted(&object["spec"], "spec", permitted));
     let mut findings =
         validate::object(Kind::VirtualMachineInstance, &without_status(object), Place::Cluster);
     // On one machine an instance of a VM is left out of what is read; here it is created.
@@ -101,7 +102,8 @@ mod tests {
 
     fn validated(request: &Request, own: bool) -> Answer {
         let card = json!({"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"});
-        validate(request, own, &serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap())
+        let devices = serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap();
+        validate(request, own, &Permitted { devices, pod_bridges: false })
     }
 
     fn request(operation: &str, object: Value, old_object: Value) -> Request {
@@ -200,6 +202,14 @@ mod tests {
             (
                 with("/metadata/labels", json!({"kubevirt.io/nodeName": "n"})),
                 Some("creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited"),
+            ),
+            (
+                with(
+                    "/spec",
+                    json!({"domain": {"memory": {"guest": "1Gi"}, "devices": {"interfaces": [{"name": "a",
+                        "bridge": {}}]}}, "networks": [{"name": "a", "pod": {}}]}),
+                ),
+                Some("Bridge on pod network configuration is not enabled under kubevirt-config"),
             ),
         ] {
             let response =

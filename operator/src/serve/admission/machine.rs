@@ -1,7 +1,7 @@
 //! VirtualMachines: defaults of the template, rules of the spec. Pure.
 
 use api::kind::Kind;
-use api::kubevirt::{FlavorReference, PermittedHostDevices, VirtualMachine};
+use api::kubevirt::{FlavorReference, VirtualMachine};
 use cluster::review::{Answer, Request, difference};
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,6 +13,7 @@ use virt::validate;
 use super::answer::{self, Cause, INVALID, NOT_FOUND};
 use super::fill::fill;
 use super::labels;
+use super::settings::Permitted;
 
 const RUNNING: &str = "spec.running is deprecated, please use spec.runStrategy instead.";
 
@@ -44,14 +45,8 @@ pub(super) fn mutate(
     Answer::allow().patch(difference(&request.object, &object))
 }
 
-/// Refuses what cannot be run, and warns of fields without effect. `flavor`: what the VM refers to; `permitted`: devices
-/// of the host that guests may have.
-pub(super) fn validate(
-    request: &Request,
-    own: bool,
-    flavor: &Flavor,
-    permitted: &PermittedHostDevices,
-) -> Answer {
+/// Refuses what cannot be run, and warns of fields without effect. `flavor`: what the VM refers to.
+pub(super) fn validate(request: &Request, own: bool, flavor: &Flavor, permitted: &Permitted) -> Answer {
     if own || is_settled(request) {
         return Answer::allow();
     }
@@ -65,7 +60,7 @@ pub(super) fn validate(
         return refusal;
     }
     let template = &checked["spec"]["template"]["spec"];
-    causes.extend(answer::devices_refused(template, "spec.template.spec", permitted));
+    causes.extend(answer::not_permitted(template, "spec.template.spec", permitted));
     let findings = validate::object(Kind::VirtualMachine, &checked, Place::Cluster);
     let answer = answer::judge(causes, &findings);
     if answer.is_allowed() && object["spec"]["running"].is_boolean() { answer.warn(RUNNING) } else { answer }
@@ -159,7 +154,7 @@ mod tests {
     }
 
     fn validated(request: &Request, own: bool) -> Answer {
-        validate(request, own, &Flavor::default(), &PermittedHostDevices::default())
+        validate(request, own, &Flavor::default(), &Permitted::default())
     }
 
     fn mutated(request: &Request, own: bool) -> Vec<(String, Value)> {
@@ -255,6 +250,19 @@ mod tests {
     }
 
     #[test]
+    fn machine_with_a_bridge_on_the_pod_network_is_refused_where_that_is_not_permitted() {
+        let devices = json!({"interfaces": [{"name": "default", "bridge": {}}]});
+        let object = machine(&json!({"domain": {"memory": {"guest": "1Gi"}, "devices": devices},
+            "networks": [{"name": "default", "pod": {}}]}));
+        let request = request("CREATE", object, Value::Null);
+        for pod_bridges in [true, false] {
+            let permitted = Permitted { pod_bridges, ..Permitted::default() };
+            let answer = validate(&request, false, &Flavor::default(), &permitted);
+            assert_eq!(answer.is_allowed(), pod_bridges, "{}", answer.write("u"));
+        }
+    }
+
+    #[test]
     fn invalid_machine_can_be_changed_outside_of_its_spec_and_deleted() {
         let mut wrong = small();
         wrong["spec"]["runStrategy"] = json!("Sometimes");
@@ -286,7 +294,7 @@ mod tests {
             object["spec"]["preference"] = json!({"name": "fedora"});
             request("CREATE", object, Value::Null)
         };
-        let none = PermittedHostDevices::default();
+        let none = Permitted::default();
         let open = || with(json!({"domain": {"devices": {}}}));
         assert!(validate(&open(), false, &flavor("2Gi", "1Gi"), &none).is_allowed());
         let own = with(json!({"domain": {"memory": {"guest": "1Gi"}, "cpu": {"cores": 1}, "devices": {}}}));

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::kind::Kind;
-use api::kubevirt::{PermittedHostDevices, VirtualMachine};
+use api::kubevirt::VirtualMachine;
 use cluster::review::{Answer, Request};
 use cluster::{Cache, Client, Key, Resource, Scope};
 use http::{Method, StatusCode};
@@ -47,7 +47,7 @@ use crate::install;
 use crate::storage::clone::{authorize, cloned, permit};
 use crate::storage::offered::Offered;
 use crate::storage::{keys, signers};
-use settings::Configuration;
+use settings::{Configuration, Permitted};
 use uninstall::{Platform, Workload};
 
 /// Longest review: an update carries two objects of at most 3 MiB each, the API server's limit.
@@ -184,7 +184,7 @@ impl Admission {
                 Err(refusal) => refusal,
             },
             Review::ValidateMachine => self.validate_machine(request, own).await?,
-            Review::ValidateInstance => match self.host_devices().await {
+            Review::ValidateInstance => match self.permitted().await {
                 Ok(permitted) => instance::validate(request, own, &permitted),
                 Err(refusal) => refusal,
             },
@@ -260,7 +260,7 @@ impl Admission {
                 };
             }
         }
-        Ok(match self.host_devices().await {
+        Ok(match self.permitted().await {
             Ok(permitted) => machine::validate(request, own, &flavor, &permitted),
             Err(refusal) => refusal,
         })
@@ -276,10 +276,10 @@ impl Admission {
         Ok((settings::settings(&self.configuration), identity))
     }
 
-    /// Devices of the host that guests may have.
-    async fn host_devices(&self) -> Result<PermittedHostDevices, Answer> {
+    /// What guests may ask for.
+    async fn permitted(&self) -> Result<Permitted, Answer> {
         self.synced().await?;
-        Ok(settings::host_devices(&self.configuration))
+        Ok(settings::permitted(&self.configuration))
     }
 
     /// Waits until the KubeVirt object was read; a refusal if that takes long.

@@ -13,7 +13,22 @@ use crate::view::{Age, Gates, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
-/// A KubeVirt object, as far as defaults, permitted devices and levels depend on it.
+/// What specs of guests may ask for, apart from rules that hold everywhere.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Permitted {
+    /// Devices of the host (`permittedHostDevices`).
+    pub(super) devices: PermittedHostDevices,
+    /// Bridges on the pod network (`network.permitBridgeInterfaceOnPodNetwork`).
+    pub(super) pod_bridges: bool,
+}
+
+impl Default for Permitted {
+    fn default() -> Self {
+        Self { devices: PermittedHostDevices::default(), pod_bridges: true }
+    }
+}
+
+/// A KubeVirt object, as far as defaults, permissions and levels depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Configuration {
@@ -64,6 +79,7 @@ struct Architecture {
 #[serde(rename_all = "camelCase", default)]
 struct Network {
     default_network_interface: Option<String>,
+    permit_bridge_interface_on_pod_network: Option<bool>,
 }
 
 impl From<&Self> for Configuration {
@@ -87,10 +103,17 @@ pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
     current(configuration).map_or_else(Settings::default, |object| of(&object))
 }
 
-/// Devices of the host that guests may have now.
-pub(super) fn host_devices(configuration: &Cache<Configuration>) -> PermittedHostDevices {
-    let permitted = |object: Arc<Configuration>| object.spec.configuration.permitted_host_devices.clone();
-    current(configuration).map(permitted).unwrap_or_default()
+/// What guests may ask for now.
+pub(super) fn permitted(configuration: &Cache<Configuration>) -> Permitted {
+    current(configuration).map(|object| permitted_by(&object)).unwrap_or_default()
+}
+
+fn permitted_by(object: &Configuration) -> Permitted {
+    let Fields { permitted_host_devices, network, .. } = &object.spec.configuration;
+    Permitted {
+        devices: permitted_host_devices.clone(),
+        pod_bridges: network.permit_bridge_interface_on_pod_network.unwrap_or(true),
+    }
 }
 
 /// Whether a feature gate that is off by default is on now.
@@ -196,6 +219,19 @@ mod tests {
             ),
         ] {
             assert_eq!(read(configuration.clone()), expected, "{configuration}");
+        }
+    }
+
+    #[test]
+    fn bridges_on_the_pod_network_are_permitted_unless_the_object_forbids_them() {
+        for (network, expected) in [
+            (json!({}), true),
+            (json!({"permitBridgeInterfaceOnPodNetwork": true}), true),
+            (json!({"permitBridgeInterfaceOnPodNetwork": false}), false),
+        ] {
+            let object = json!({"spec": {"configuration": {"network": network}}});
+            let read = permitted_by(&serde_json::from_value(object).unwrap());
+            assert_eq!(read, Permitted { pod_bridges: expected, ..Permitted::default() }, "{network}");
         }
     }
 
