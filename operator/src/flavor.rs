@@ -79,6 +79,23 @@ pub(crate) fn revision_of<'a>(
     kept.or(reference.revision_name.as_deref()).filter(|name| !name.is_empty())
 }
 
+/// The entry of a reference in a VM's status.
+fn kept(machine: &VirtualMachine, which: Which) -> Option<&FlavorStatus> {
+    let status = machine.status.as_ref()?;
+    match which {
+        Which::Instancetype => status.instancetype_ref.as_ref(),
+        Which::Preference => status.preference_ref.as_ref(),
+    }
+}
+
+/// Whether one of a VM's references stands for a revision.
+pub(crate) fn has_revision(machine: &VirtualMachine) -> bool {
+    Which::BOTH.into_iter().any(|which| {
+        let reference = which.of(machine);
+        reference.is_some_and(|reference| revision_of(reference, kept(machine, which)).is_some())
+    })
+}
+
 /// Instance type and preference of a VM: as its revisions hold them, or as they are now.
 pub(crate) async fn flavor(
     client: &Client,
@@ -86,14 +103,9 @@ pub(crate) async fn flavor(
     machine: &VirtualMachine,
 ) -> Result<Flavor, Unusable> {
     let mut flavor = Flavor::default();
-    let status = machine.status.as_ref();
     for which in Which::BOTH {
         let Some(reference) = which.of(machine) else { continue };
-        let kept = status.and_then(|status| match which {
-            Which::Instancetype => status.instancetype_ref.as_ref(),
-            Which::Preference => status.preference_ref.as_ref(),
-        });
-        let object = match revision_of(reference, kept) {
+        let object = match revision_of(reference, kept(machine, which)) {
             Some(name) => {
                 let found: Option<Value> = client.find(REVISIONS, &Key::new(namespace, name)).await?;
                 found.ok_or_else(|| refused(which, format!("controllerrevisions.apps {name:?} not found")))?

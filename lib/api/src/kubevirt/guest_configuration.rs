@@ -64,7 +64,7 @@ resource! {
 
     /// Handling of references to instance types and preferences.
     pub struct InstancetypeConfiguration {
-        /// `reference` keeps references, `expand` expands them when a VM is created, `expandAll` also expands
+        /// `reference` keeps references, `expand` expands them when a VM is created or changed, `expandAll` also expands
         /// existing references.
         pub reference_policy: Option<String> ["enum" = ["reference", "expand", "expandAll"]],
     }

@@ -13,12 +13,14 @@ use virt::validate;
 use super::answer::{self, Cause, INVALID, NOT_FOUND};
 use super::fill::fill;
 use super::labels;
-use super::settings::Permitted;
+use super::settings::{Permitted, ReferencePolicy};
+use crate::flavor::has_revision;
 
 const RUNNING: &str = "spec.running is deprecated, please use spec.runStrategy instead.";
 
 /// Fills in what a new or changed spec leaves open. A change that drops a default gets back what the VM had. `object` is
-/// the request's with the references to instance type and preference completed; `flavor` is what they refer to.
+/// the request's with the references to instance type and preference completed; `flavor` is what they refer to, and
+/// `policy` decides whether it takes their place.
 pub(super) fn mutate(
     request: &Request,
     mut object: Value,
@@ -26,6 +28,7 @@ pub(super) fn mutate(
     settings: &Settings,
     identity: &Identity,
     flavor: &Flavor,
+    policy: ReferencePolicy,
 ) -> Answer {
     if own || is_settled(request) {
         return Answer::allow();
@@ -41,7 +44,17 @@ pub(super) fn mutate(
         architecture: or(old("/architecture"), &settings.architecture),
         ..settings.clone()
     };
-    fill::<VirtualMachine>(&mut object, |machine| admission::machine(machine, &settings, &identity, flavor));
+    let defaults = |object: &mut Value| {
+        fill::<VirtualMachine>(object, |machine| admission::machine(machine, &settings, &identity, flavor));
+    };
+    defaults(&mut object);
+    if !flavor.is_empty() && is_expanded(&object, policy) {
+        if let Some(refusal) = apply(&mut object, flavor) {
+            return refusal;
+        }
+        // Those of fields that were left to the instance type.
+        defaults(&mut object);
+    }
     Answer::allow().patch(difference(&request.object, &object))
 }
 
@@ -83,6 +96,17 @@ fn apply(object: &mut Value, flavor: &Flavor) -> Option<Answer> {
         }
     });
     refusal
+}
+
+/// Whether a policy writes instance type and preference into a VM's template.
+fn is_expanded(object: &Value, policy: ReferencePolicy) -> bool {
+    match policy {
+        ReferencePolicy::Reference => false,
+        ReferencePolicy::Expand => {
+            VirtualMachine::deserialize(object).is_ok_and(|machine| !has_revision(&machine))
+        }
+        ReferencePolicy::ExpandAll => true,
+    }
 }
 
 /// Whether a review has to read an instance type or a preference.
@@ -159,7 +183,9 @@ mod tests {
 
     fn mutated(request: &Request, own: bool) -> Vec<(String, Value)> {
         let object = request.object.clone();
-        let answer = mutate(request, object, own, &Settings::default(), &identity(), &Flavor::default());
+        let policy = ReferencePolicy::default();
+        let answer =
+            mutate(request, object, own, &Settings::default(), &identity(), &Flavor::default(), policy);
         let response = answer.write("u")["response"].clone();
         assert_eq!(response["allowed"], true);
         patch(&response)
@@ -324,6 +350,60 @@ mod tests {
         wrong["spec"]["preference"] = json!({});
         assert!(!malformed(&wrong).unwrap().is_allowed());
         assert!(malformed(&open().object).is_none());
+    }
+
+    #[test]
+    fn instance_type_and_preference_are_written_into_the_template_by_the_policy() {
+        let instancetype = json!({"cpu": {"guest": 2}, "memory": {"guest": "2Gi"}});
+        let preference = json!({"devices": {"preferredInterfaceModel": "e1000e"}});
+        let flavor = Flavor {
+            instancetype: Some(serde_json::from_value(instancetype).unwrap()),
+            preference: Some(serde_json::from_value(preference).unwrap()),
+        };
+        let with = |cpu: &Value, revision: &str, kept: &str| {
+            let mut object = machine(&json!({"domain": {"cpu": cpu, "devices": {}}}));
+            object["spec"]["instancetype"] = json!({"name": "u1", "kind": "K", "revisionName": revision});
+            object["spec"]["preference"] = json!({"name": "fedora", "kind": "K"});
+            let revision = json!({"name": "fedora", "kind": "K", "controllerRevisionRef": {"name": kept}});
+            object["status"] = json!({"preferenceRef": revision});
+            object
+        };
+        let response = |object: &Value, policy| {
+            let request = request("CREATE", object.clone(), Value::Null);
+            let settings = Settings::default();
+            let answer = mutate(&request, object.clone(), false, &settings, &identity(), &flavor, policy);
+            answer.write("u")["response"].clone()
+        };
+        for (policy, revision, kept, expanded) in [
+            (ReferencePolicy::Reference, "", "", false),
+            (ReferencePolicy::Expand, "", "", true),
+            (ReferencePolicy::Expand, "r", "", false),
+            (ReferencePolicy::Expand, "", "r", false),
+            (ReferencePolicy::ExpandAll, "r", "r", true),
+        ] {
+            let patch = patch(&response(&with(&json!({}), revision, kept), policy));
+            let below = |path: &str| patch.iter().find(|(found, _)| found == path).map(|(_, value)| value);
+            for reference in ["/spec/instancetype", "/spec/preference"] {
+                assert_eq!(below(reference).is_some(), expanded, "{policy:?} {revision} {kept}: {patch:?}");
+            }
+            let sockets = below("/spec/template/spec/domain/cpu/sockets");
+            assert_eq!(sockets, expanded.then_some(&json!(2)), "{patch:?}");
+            let memory = below("/spec/template/spec/domain/memory");
+            assert_eq!(memory, expanded.then_some(&json!({"guest": "2Gi"})), "{patch:?}");
+            let interfaces = below("/spec/template/spec/domain/devices/interfaces").unwrap();
+            let model = expanded.then_some("e1000e");
+            assert_eq!(
+                interfaces[0]["model"].as_str(),
+                model,
+                "the default interface has the preferred model"
+            );
+        }
+        let conflict = with(&json!({"sockets": 1}), "", "");
+        let refused = response(&conflict, ReferencePolicy::Expand);
+        let message =
+            "VM field(s) spec.template.spec.domain.cpu.sockets conflicts with selected instance type";
+        assert_eq!(refused["status"]["message"], message);
+        assert_eq!(response(&conflict, ReferencePolicy::Reference)["allowed"], true, "the other webhook's");
     }
 
     #[test]

@@ -206,7 +206,8 @@ impl Admission {
         })
     }
 
-    /// Fills in a VM, with what its instance type and preference are inferred from and what the preference prefers.
+    /// Fills in a VM, with what its instance type and preference are inferred from and what the preference prefers. The
+    /// platform's policy may write both into the template.
     async fn mutate_machine(
         &self,
         request: &Request,
@@ -224,7 +225,8 @@ impl Admission {
                 Err(Unusable::Refused { which, text }) => return Ok(machine::inference_failed(which, text)),
             }
         }
-        Ok(machine::mutate(request, object, own, settings, identity, &flavor))
+        let policy = settings::reference_policy(&self.configuration);
+        Ok(machine::mutate(request, object, own, settings, identity, &flavor, policy))
     }
 
     /// Completes and infers references in `object`. The preference found is a default only: whether it exists is checked

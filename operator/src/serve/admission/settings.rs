@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use api::kubevirt::{LiveUpdateConfiguration, LogVerbosity, PermittedHostDevices};
+use api::kubevirt::{InstancetypeConfiguration, LiveUpdateConfiguration, LogVerbosity, PermittedHostDevices};
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 use virt::admission::{DefaultBinding, Settings};
@@ -28,6 +28,18 @@ impl Default for Permitted {
     }
 }
 
+/// The form in which VMs keep their instance types and preferences (`instancetype.referencePolicy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ReferencePolicy {
+    /// References, and revisions of the objects.
+    #[default]
+    Reference,
+    /// Written into the template, unless a reference stands for a revision.
+    Expand,
+    /// Written into the template.
+    ExpandAll,
+}
+
 /// A KubeVirt object, as far as defaults, permissions and levels depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -49,6 +61,7 @@ struct Fields {
     cpu_model: Option<String>,
     architecture_configuration: Architectures,
     developer_configuration: Developer,
+    instancetype: InstancetypeConfiguration,
     live_update_configuration: LiveUpdateConfiguration,
     network: Network,
     permitted_host_devices: PermittedHostDevices,
@@ -116,6 +129,19 @@ fn permitted_by(object: &Configuration) -> Permitted {
     }
 }
 
+/// The form in which VMs keep their instance types and preferences now.
+pub(super) fn reference_policy(configuration: &Cache<Configuration>) -> ReferencePolicy {
+    current(configuration).map(|object| reference_policy_of(&object)).unwrap_or_default()
+}
+
+fn reference_policy_of(object: &Configuration) -> ReferencePolicy {
+    match object.spec.configuration.instancetype.reference_policy.as_deref() {
+        Some("expand") => ReferencePolicy::Expand,
+        Some("expandAll") => ReferencePolicy::ExpandAll,
+        _ => ReferencePolicy::Reference,
+    }
+}
+
 /// Whether a feature gate that is off by default is on now.
 pub(super) fn gate(configuration: &Cache<Configuration>, name: &str) -> bool {
     current(configuration)
@@ -154,6 +180,7 @@ fn of(object: &Configuration) -> Settings {
         cpu_model,
         architecture_configuration: architectures,
         developer_configuration: _,
+        instancetype: _,
         live_update_configuration,
         network,
         permitted_host_devices: _,
@@ -232,6 +259,20 @@ mod tests {
             let object = json!({"spec": {"configuration": {"network": network}}});
             let read = permitted_by(&serde_json::from_value(object).unwrap());
             assert_eq!(read, Permitted { pod_bridges: expected, ..Permitted::default() }, "{network}");
+        }
+    }
+
+    #[test]
+    fn references_are_kept_unless_the_object_expands_them() {
+        for (instancetype, expected) in [
+            (json!({}), ReferencePolicy::Reference),
+            (json!({"referencePolicy": "reference"}), ReferencePolicy::Reference),
+            (json!({"referencePolicy": "expand"}), ReferencePolicy::Expand),
+            (json!({"referencePolicy": "expandAll"}), ReferencePolicy::ExpandAll),
+        ] {
+            let object = json!({"spec": {"configuration": {"instancetype": instancetype}}});
+            let read = reference_policy_of(&serde_json::from_value(object).unwrap());
+            assert_eq!(read, expected, "{instancetype}");
         }
     }
 
