@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use api::core::NodePlacement;
 use api::kubevirt::PermittedHostDevices;
 use api::quantity;
 use cluster::{Cache, Client, Resource, Scope};
@@ -39,6 +40,13 @@ struct Metadata {
 struct Spec {
     image_pull_policy: Option<String>,
     configuration: Configuration,
+    workloads: Workloads,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Workloads {
+    node_placement: NodePlacement,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -70,6 +78,7 @@ struct Developer {
     use_emulation: Option<bool>,
     cpu_allocation_ratio: Option<u32>,
     memory_overcommit: Option<u32>,
+    node_selectors: BTreeMap<String, String>,
     #[serde(flatten)]
     gates: Gates,
 }
@@ -138,6 +147,8 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .collect(),
         state_class: given(&configuration.vm_state_storage_class).or_else(|| base.state_class.clone()),
         host_devices: configuration.permitted_host_devices.clone(),
+        node_selectors: developer.node_selectors.clone(),
+        placement: object.spec.workloads.node_placement.clone(),
     }
 }
 
@@ -185,6 +196,10 @@ mod tests {
             {"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}]}}}}"#;
         let devices = over(&base, &object(devices)).host_devices;
         assert_eq!(devices.pci_host_devices[0].resource_name, "nvidia.com/T4");
+        let placed = r#"{"spec": {"workloads": {"nodePlacement": {"nodeSelector": {"a": "b"}}},
+            "configuration": {"developerConfiguration": {"nodeSelectors": {"c": "d"}}}}}"#;
+        let placed = over(&base, &object(placed));
+        assert_eq!((&*placed.placement.node_selector["a"], &*placed.node_selectors["c"]), ("b", "d"));
         let obsolete =
             r#"{"spec": {"configuration": {"obsoleteCPUModels": {"486": true, "Penryn": false}}}}"#;
         let models = over(&base, &object(obsolete)).obsolete_models;

@@ -41,7 +41,6 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "configuration.developerConfiguration.logVerbosity.virtSynchronizationController",
             "configuration.developerConfiguration.minimumClusterTSCFrequency",
             "configuration.developerConfiguration.minimumReservePVCBytes",
-            "configuration.developerConfiguration.nodeSelectors",
             "configuration.developerConfiguration.pvcTolerateLessSpaceUpToPercent",
             "configuration.emulatedMachines",
             "configuration.evictionStrategy",
@@ -83,7 +82,9 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "serviceMonitorNamespace",
             "synchronizationPort",
             "workloadUpdateStrategy",
-            "workloads.nodePlacement",
+            // Rules about pods next to which upstream's components run.
+            "workloads.nodePlacement.affinity.podAffinity",
+            "workloads.nodePlacement.affinity.podAntiAffinity",
             "workloads.replicas",
         ],
         Child::Cdi => &[
@@ -211,6 +212,7 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "configuration.developerConfiguration.logVerbosity.virtHandler",
             "configuration.developerConfiguration.logVerbosity.virtOperator",
             "configuration.developerConfiguration.memoryOvercommit",
+            "configuration.developerConfiguration.nodeSelectors",
             "configuration.developerConfiguration.useEmulation",
             "configuration.imagePullPolicy",
             "configuration.instancetype",
@@ -226,6 +228,9 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "configuration.vmStateStorageClass",
             "imagePullPolicy",
             "uninstallStrategy",
+            "workloads.nodePlacement.affinity.nodeAffinity",
+            "workloads.nodePlacement.nodeSelector",
+            "workloads.nodePlacement.tolerations",
         ],
     ),
     (
@@ -300,8 +305,12 @@ mod tests {
             (Child::KubeVirt, json!({"infra": {"nodePlacement": {"nodeSelector": {}}}}), &[]),
             (
                 Child::KubeVirt,
-                json!({"customizeComponents": {"patches": patches}, "workloads": {"nodePlacement": {"nodeSelector": {"a": "b"}}}}),
-                &["spec.customizeComponents.patches", "spec.workloads.nodePlacement"],
+                json!({"customizeComponents": {"patches": patches}, "workloads": {"nodePlacement": {
+                    "nodeSelector": {"a": "b"}, "affinity": {"podAntiAffinity": {"a": 1}}}}}),
+                &[
+                    "spec.customizeComponents.patches",
+                    "spec.workloads.nodePlacement.affinity.podAntiAffinity",
+                ],
             ),
             (
                 Child::KubeVirt,

@@ -26,6 +26,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::core::NodePlacement;
 use api::kubevirt::{PermittedHostDevices, VirtualMachineInstance, VirtualMachineInstanceSpec};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
@@ -87,6 +88,10 @@ pub(super) struct Settings {
     pub(super) state_class: Option<String>,
     /// Devices of the host that guests may have (`permittedHostDevices`).
     pub(super) host_devices: PermittedHostDevices,
+    /// Labels of the nodes of guests that ask for no other values (`developerConfiguration.nodeSelectors`).
+    pub(super) node_selectors: BTreeMap<String, String>,
+    /// Nodes of all guests (`workloads.nodePlacement`): labels, affinity to nodes, taints that are tolerated.
+    pub(super) placement: NodePlacement,
 }
 
 impl Default for Settings {
@@ -106,6 +111,8 @@ impl Default for Settings {
             obsolete_models: BTreeSet::new(),
             state_class: None,
             host_devices: PermittedHostDevices::default(),
+            node_selectors: BTreeMap::new(),
+            placement: NodePlacement::default(),
         }
     }
 }

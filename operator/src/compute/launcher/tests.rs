@@ -254,6 +254,103 @@ fn settings_of_the_platform_reach_the_pod() {
 }
 
 #[test]
+fn pods_go_to_the_nodes_of_the_platforms_placement() {
+    const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+    const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+    let on = |key: &str| json!({"key": key, "operator": "Exists"});
+    let terms = |terms: Value| json!({"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}});
+    let term =
+        |keys: &[&str]| json!({"matchExpressions": keys.iter().map(|key| on(key)).collect::<Vec<_>>()});
+    let node = json!([{"key": "metadata.name", "operator": "In", "values": ["n"]}]);
+    let prefer = |key: &str| json!([{"weight": 1, "preference": {"matchExpressions": [on(key)]}}]);
+    let ours = terms(json!([term(&["a"]), term(&["b"])]));
+    for (platform, own, wanted) in [
+        (json!({}), json!({}), json!({})),
+        (json!({"affinity": ours}), json!({}), json!({"affinity": ours})),
+        (
+            json!({"affinity": ours}),
+            json!({"affinity": {"podAffinity": {REQUIRED: []}}}),
+            json!({"affinity": {"podAffinity": {REQUIRED: []}, "nodeAffinity": ours["nodeAffinity"]}}),
+        ),
+        (
+            json!({"affinity": ours}),
+            json!({"affinity": terms(json!([term(&["c"]), {}, {"matchFields": node}]))}),
+            json!({"affinity": terms(json!([
+                term(&["a", "c"]),
+                {"matchExpressions": [on("a")], "matchFields": node},
+                term(&["b", "c"]),
+                {"matchExpressions": [on("b")], "matchFields": node},
+            ]))}),
+        ),
+        (
+            json!({"affinity": ours}),
+            json!({"affinity": terms(json!([{}]))}),
+            json!({"affinity": terms(json!([{}]))}),
+        ),
+        (
+            json!({"affinity": {"nodeAffinity": {PREFERRED: prefer("a")}}}),
+            json!({"affinity": {"nodeAffinity": {PREFERRED: prefer("b")}}}),
+            json!({"affinity": {"nodeAffinity": {PREFERRED: [prefer("b")[0], prefer("a")[0]]}}}),
+        ),
+        (
+            json!({"tolerations": [on("a")]}),
+            json!({"tolerations": [on("b")]}),
+            json!({"tolerations": [on("b"), on("a")]}),
+        ),
+        (json!({"tolerations": [{"operator": "Exists"}]}), json!({}), json!({})),
+        // Rules about pods are of the platform's own pods.
+        (json!({"affinity": {"podAntiAffinity": {PREFERRED: []}}}), json!({}), json!({})),
+    ] {
+        let placement = serde_json::from_value(platform.clone()).unwrap();
+        let mut spec = json!({"domain": memory("1Gi")});
+        spec.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        let settings = Settings { placement, ..settings() };
+        for purpose in [Purpose::Guest, Purpose::Provision] {
+            let made = pod(&instance(&spec), &settings, purpose, &FACTS).unwrap();
+            for field in ["affinity", "tolerations"] {
+                assert_eq!(made["spec"][field], wanted[field], "{platform} {own}");
+            }
+        }
+    }
+}
+
+#[test]
+fn labels_that_the_platform_selects_nodes_by_reach_the_pod() {
+    let label = |value: &str| [("zone".to_owned(), value.to_owned())];
+    let with = |general: &str, placed: &str| {
+        let mut settings = settings();
+        settings.node_selectors.extend(label(general).into_iter().filter(|(_, value)| !value.is_empty()));
+        let placed = label(placed).into_iter().filter(|(_, value)| !value.is_empty());
+        settings.placement.node_selector.extend(placed);
+        settings
+    };
+    for (general, placed, own, wanted) in [
+        ("", "", None, Ok(None)),
+        ("a", "", None, Ok(Some("a"))),
+        ("a", "", Some("b"), Ok(Some("b"))),
+        ("", "a", None, Ok(Some("a"))),
+        ("b", "a", None, Ok(Some("a"))),
+        ("", "a", Some("a"), Ok(Some("a"))),
+        (
+            "",
+            "a",
+            Some("b"),
+            Err("spec.nodeSelector: zone is \"b\", and spec.workloads.nodePlacement of the KubeVirt \
+            object places guests on nodes with \"a\": no node has both"),
+        ),
+    ] {
+        let mut spec = json!({"domain": memory("1Gi")});
+        if let Some(own) = own {
+            spec["nodeSelector"] = json!({"zone": own});
+        }
+        let made = pod(&instance(&spec), &with(general, placed), Purpose::Guest, &FACTS);
+        let found = made.map(|made| made["spec"]["nodeSelector"]["zone"].as_str().map(str::to_owned));
+        let wanted = wanted.map(|wanted| wanted.map(str::to_owned)).map_err(str::to_owned);
+        assert_eq!(found.map_err(|error| error.to_string()), wanted, "{general} {placed} {own:?}");
+    }
+}
+
+#[test]
 fn backup_hooks_are_left_out_by_instance_or_platform() {
     const HOOK: &str = "pre.hook.backup.velero.io/command";
     let off = Settings { skip_backup_hooks: true, ..settings() };
