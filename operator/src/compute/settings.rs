@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use api::core::NodePlacement;
-use api::kubevirt::PermittedHostDevices;
+use api::kubevirt::{ComponentPlacement, PermittedHostDevices};
 use api::quantity;
+use api::resource::LocalReference;
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 
@@ -39,14 +39,9 @@ struct Metadata {
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
     image_pull_policy: Option<String>,
+    image_pull_secrets: Vec<LocalReference>,
     configuration: Configuration,
-    workloads: Workloads,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Workloads {
-    node_placement: NodePlacement,
+    workloads: ComponentPlacement,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -120,6 +115,14 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
     Settings {
         image: base.image.clone(),
         pull_policy: policy.filter(|policy| !policy.is_empty()).or(base.pull_policy.as_ref()).cloned(),
+        pull_secrets: object
+            .spec
+            .image_pull_secrets
+            .iter()
+            .map(|secret| secret.name.clone())
+            .filter(|name| !name.is_empty())
+            .chain(base.pull_secrets.iter().cloned())
+            .collect(),
         emulation: developer.use_emulation.unwrap_or(base.emulation),
         cpu_allocation_ratio: developer.cpu_allocation_ratio.unwrap_or(base.cpu_allocation_ratio),
         memory_overcommit: developer.memory_overcommit.unwrap_or(base.memory_overcommit),
@@ -148,7 +151,7 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
         state_class: given(&configuration.vm_state_storage_class).or_else(|| base.state_class.clone()),
         host_devices: configuration.permitted_host_devices.clone(),
         node_selectors: developer.node_selectors.clone(),
-        placement: object.spec.workloads.node_placement.clone(),
+        placement: object.spec.workloads.node_placement.clone().unwrap_or_default(),
     }
 }
 
@@ -196,6 +199,8 @@ mod tests {
             {"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}]}}}}"#;
         let devices = over(&base, &object(devices)).host_devices;
         assert_eq!(devices.pci_host_devices[0].resource_name, "nvidia.com/T4");
+        let logins = object(r#"{"spec": {"imagePullSecrets": [{"name": "b"}, {}, {"name": "a"}]}}"#);
+        assert!(over(&base, &logins).pull_secrets.iter().eq(["a", "b"]));
         let placed = r#"{"spec": {"workloads": {"nodePlacement": {"nodeSelector": {"a": "b"}}},
             "configuration": {"developerConfiguration": {"nodeSelectors": {"c": "d"}}}}}"#;
         let placed = over(&base, &object(placed));

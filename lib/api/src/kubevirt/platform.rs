@@ -32,7 +32,7 @@ resource! {
         pub customize_components: Option<CustomizeComponents>,
         /// `Always`, `IfNotPresent` or `Never`: pull policy for all images.
         pub image_pull_policy: Option<String>,
-        /// Pull secrets for all images.
+        /// Secrets in the namespaces of guests that their pods' images are pulled with.
         pub image_pull_secrets: Vec<LocalReference>,
         /// Registry of the images. Default: that of the operator's image.
         pub image_registry: Option<String>,
@@ -59,7 +59,7 @@ resource! {
         pub uninstall_strategy: Option<String>,
         /// Update of running guests to a new launcher version.
         pub workload_update_strategy: Option<WorkloadUpdateStrategy>,
-        /// Placement of the node agent.
+        /// Placement of guests.
         pub workloads: Option<ComponentPlacement>,
     }
 

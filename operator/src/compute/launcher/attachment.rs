@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use virt::pod;
 
 use super::storage::helper_resources;
-use super::{QEMU, Settings, container_security};
+use super::{QEMU, Settings, container_security, pull_with};
 
 /// Start of every attachment pod's name. The eviction webhook selects pods by it.
 const PREFIX: &str = "hp-volume-";
@@ -64,7 +64,7 @@ pub(in crate::compute) fn attachment(of: &Attachment<'_>, settings: &Settings) -
         container["imagePullPolicy"] = json!(policy);
     }
     let here = json!({"key": "metadata.name", "operator": "In", "values": [of.node]});
-    json!({
+    let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -94,7 +94,9 @@ pub(in crate::compute) fn attachment(of: &Attachment<'_>, settings: &Settings) -
             "containers": [container],
             "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": of.claim}}],
         },
-    })
+    });
+    pull_with(&mut pod["spec"], settings.pull_secrets.iter());
+    pod
 }
 
 #[cfg(test)]
@@ -121,8 +123,11 @@ mod tests {
         let container = &pod["spec"]["containers"][0];
         assert_eq!(container["volumeMounts"][0]["mountPath"], "/attached/data");
         assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+        assert_eq!(pod["spec"].get("imagePullSecrets"), None);
         of.is_block = true;
-        let pod = attachment(&of, &Settings::default());
+        let login = Settings { pull_secrets: ["login".to_owned()].into(), ..Settings::default() };
+        let pod = attachment(&of, &login);
+        assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "login"}]));
         assert_eq!(pod["spec"]["containers"][0]["volumeDevices"][0]["devicePath"], "/dev/attached-data");
     }
 }

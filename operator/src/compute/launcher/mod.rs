@@ -63,6 +63,8 @@ pub(super) struct Settings {
     pub(super) image: String,
     /// `imagePullPolicy` of that image; the kubelet's default if empty.
     pub(super) pull_policy: Option<String>,
+    /// Secrets in the pods' namespaces with the logins for it (`imagePullSecrets`).
+    pub(super) pull_secrets: BTreeSet<String>,
     /// Guests may run without KVM (`developerConfiguration.useEmulation`).
     pub(super) emulation: bool,
     /// vCPUs for each CPU that is requested (`developerConfiguration.cpuAllocationRatio`).
@@ -99,6 +101,7 @@ impl Default for Settings {
         Self {
             image: String::new(),
             pull_policy: None,
+            pull_secrets: BTreeSet::new(),
             emulation: false,
             cpu_allocation_ratio: 10,
             memory_overcommit: 100,
@@ -241,10 +244,7 @@ pub(super) fn pod(
     if let Some(account) = storage.account {
         pod_spec["serviceAccountName"] = json!(account);
     }
-    if !storage.pull_secrets.is_empty() {
-        let secrets: Vec<Value> = storage.pull_secrets.iter().map(|name| json!({"name": name})).collect();
-        pod_spec["imagePullSecrets"] = json!(secrets);
-    }
+    pull_with(&mut pod_spec, storage.pull_secrets.union(&settings.pull_secrets));
     if let Some(class) = &settings.runtime_class {
         pod_spec["runtimeClassName"] = json!(class);
     }
@@ -265,6 +265,14 @@ pub(super) fn pod(
         },
         "spec": pod_spec,
     }))
+}
+
+/// Names the Secrets that a pod's images are pulled with.
+fn pull_with<'a>(pod: &mut Value, secrets: impl Iterator<Item = &'a String>) {
+    let secrets: Vec<Value> = secrets.map(|name| json!({"name": name})).collect();
+    if !secrets.is_empty() {
+        pod["imagePullSecrets"] = json!(secrets);
+    }
 }
 
 /// Whether what a guest writes to its serial console is logged.

@@ -247,6 +247,16 @@ fn settings_of_the_platform_reach_the_pod() {
     assert_eq!(changed["spec"]["runtimeClassName"], "kata");
     let overhead = memory(&plain) - (1 << 30);
     assert_eq!(memory(&changed), (1 << 30) + overhead * 3 / 2);
+    let login = Settings { pull_secrets: ["login".to_owned()].into(), ..settings() };
+    assert_eq!(made(&login).unwrap()["spec"]["imagePullSecrets"], json!([{"name": "login"}]));
+    let disk = json!({"domain": memory("1Gi"), "volumes": [
+        {"name": "os", "containerDisk": {"image": "registry/os:1", "imagePullSecret": "disk"}}]});
+    for (settings, wanted) in
+        [(settings(), json!([{"name": "disk"}])), (login, json!([{"name": "disk"}, {"name": "login"}]))]
+    {
+        let made = pod(&instance(&disk), &settings, Purpose::Guest, &FACTS).unwrap();
+        assert_eq!(made["spec"]["imagePullSecrets"], wanted);
+    }
     let old = Settings { obsolete_models: ["Penryn".to_owned()].into(), ..settings() };
     assert_eq!(made(&old).unwrap(), plain, "emulation has models of its own");
     let error = made(&Settings { emulation: false, ..old }).unwrap_err().to_string();
