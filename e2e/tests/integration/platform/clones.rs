@@ -8,7 +8,7 @@ use operator::storage::keys::{SECRET, SigningKeys};
 use serde_json::{Value, json};
 
 use crate::platform::machines::machine;
-use crate::platform::place::{DATA_VOLUMES, EVENTS, MACHINES, PLACE, SECRETS};
+use crate::platform::place::{DATA_SOURCES, DATA_VOLUMES, EVENTS, MACHINES, PLACE, SECRETS};
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
@@ -46,6 +46,24 @@ fn create(name: &str, account: &str) {
     if !account.is_empty() {
         vm["spec"]["template"]["spec"]["serviceAccountName"] = json!(account);
     }
+    PLACE.create(MACHINES, SPACE, &vm);
+}
+
+/// A VM whose DataVolume names a DataSource and no size.
+fn create_from_reference(name: &str) {
+    let source = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataSource", "metadata": {"name": "golden"},
+        "spec": {"source": golden()},
+    });
+    PLACE.create(DATA_SOURCES, SPACE, &source);
+    let mut vm = machine(name, "Halted", &json!({"dataVolume": {"name": name}}));
+    vm["spec"]["dataVolumeTemplates"] = json!([{
+        "metadata": {"name": name, "annotations": {"cdi.kubevirt.io/storage.bind.immediate.requested": ""}},
+        "spec": {
+            "sourceRef": {"kind": "DataSource", "name": "golden"},
+            "storage": {"storageClassName": "hostpath-csi", "accessModes": ["ReadWriteOnce"]},
+        },
+    }]);
     PLACE.create(MACHINES, SPACE, &vm);
 }
 
@@ -120,6 +138,8 @@ fn vms_clone_from_another_namespace_as_their_service_account() {
     refused("usual", "default");
     allow("default");
     cloned("usual");
+    create_from_reference("referring");
+    cloned("referring");
     // Another account than the default one, which may clone now.
     PLACE.kubectl(&["create", "serviceaccount", "cloner", "-n", SPACE]).unwrap();
     create("named", "cloner");
@@ -150,7 +170,7 @@ fn vms_clone_from_another_namespace_as_their_service_account() {
         assert!(said.contains(&text), "{what}: {said}");
     }
     tried(&good).unwrap();
-    for name in ["usual", "named"] {
+    for name in ["usual", "named", "referring"] {
         PLACE.delete(MACHINES, SPACE, name);
     }
     PLACE.remove_namespace(SPACE);

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 pub(crate) const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
 pub(crate) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
 pub(crate) const DATA_VOLUMES: Resource = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes");
+pub(crate) const DATA_SOURCES: Resource = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datasources");
 pub(crate) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 pub(crate) const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 pub(crate) const PODS: Resource = Resource::namespaced("", "v1", "pods");
