@@ -18,7 +18,7 @@ use super::status::{Answered, Refusal};
 pub(super) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
 /// How errors name it.
 const KIND: &str = "virtualmachineinstance";
-/// The subprotocol of consoles and screens.
+/// The subprotocol of all streams.
 const PROTOCOL: &str = "plain.kubevirt.io";
 /// Shutdown grace period of a guest without one in its spec, in seconds.
 const GRACE_SECONDS: i64 = 30;
@@ -49,6 +49,8 @@ enum Needs {
     Serial,
     /// Running with a graphics device.
     Screen,
+    /// Running with USB redirection channels.
+    Redirection,
     Unpaused,
     Paused,
     Guest,
@@ -72,6 +74,7 @@ const fn read(name: &'static str) -> Verb {
 pub(super) const VERBS: &[Verb] = &[
     stream("console", Needs::Serial),
     stream("vnc", Needs::Screen),
+    stream("usbredir", Needs::Redirection),
     change("pause", Needs::Unpaused),
     change("unpause", Needs::Paused),
     change("softreboot", Needs::Reboot),
@@ -125,6 +128,7 @@ struct Domain {
 struct Devices {
     autoattach_serial_console: Option<bool>,
     autoattach_graphics_device: Option<bool>,
+    client_passthrough: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -187,6 +191,11 @@ impl Instance {
     /// Why it cannot be asked for this now. Clients that wait for a console ask again at 400, and give up at 409.
     fn check(&self, name: &str, stream: bool, needs: Needs) -> Result<(), Refusal> {
         let refused = |why: &str| Err(Refusal::conflict(KIND, name, why));
+        let devices = &self.spec.domain.devices;
+        // As upstream, in every phase.
+        if needs == Needs::Redirection && devices.client_passthrough.is_none() {
+            return refused("Not configured with USB Redirection");
+        }
         let phase = self.status.phase.as_str();
         if stream && phase == "Failed" {
             return refused("VMI is in failed status");
@@ -198,7 +207,6 @@ impl Instance {
             };
         }
         let bad = |why: &str| Err(Refusal::new(StatusCode::BAD_REQUEST, why));
-        let devices = &self.spec.domain.devices;
         let acpi = self.spec.domain.features.as_ref().and_then(|features| features.acpi.as_ref());
         let acpi = acpi.is_none_or(|acpi| acpi.enabled != Some(false));
         let probe = self.spec.liveness_probe.as_ref();
@@ -225,6 +233,7 @@ impl Instance {
             Needs::Running
             | Needs::Serial
             | Needs::Screen
+            | Needs::Redirection
             | Needs::Unpaused
             | Needs::Paused
             | Needs::Guest
@@ -382,6 +391,7 @@ mod tests {
                 "VMI neither have the agent connected nor the ACPI feature enabled",
             ),
             (json!({}), &["Paused"][..], Needs::Reboot, 409, "VMI is paused"),
+            (json!({}), &[][..], Needs::Redirection, 409, "Not configured with USB Redirection"),
             (
                 json!({"livenessProbe": {"tcpSocket": {"port": 1}}}),
                 &[][..],
@@ -398,6 +408,7 @@ mod tests {
             (json!({}), &[][..], Needs::Reboot),
             (acpi(), &["AgentConnected"][..], Needs::Reboot),
             (json!({"livenessProbe": {"guestAgentPing": {}}}), &[][..], Needs::Unpaused),
+            (json!({"domain": {"devices": {"clientPassthrough": {}}}}), &[][..], Needs::Redirection),
         ] {
             assert_eq!(said(instance(spec, conditions).check("vm", false, needs)), None);
         }
@@ -428,6 +439,13 @@ mod tests {
             ("Running", &[][..], true, Needs::Running, None),
             ("Scheduling", &[][..], true, Needs::Running, Some((400, "VMI is not running"))),
             ("Failed", &[][..], true, Needs::Running, Some((409, "VMI is in failed status"))),
+            (
+                "Scheduling",
+                &[][..],
+                true,
+                Needs::Redirection,
+                Some((409, "Not configured with USB Redirection")),
+            ),
             ("Scheduled", &[][..], false, Needs::Unpaused, Some((409, "VMI is not running"))),
             ("Running", &["Paused"][..], false, Needs::Unpaused, Some((409, "VMI is already paused"))),
             ("Running", &[][..], false, Needs::Paused, Some((409, "VMI is not paused"))),

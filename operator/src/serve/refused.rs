@@ -21,7 +21,7 @@ enum Why {
     /// The instance lacks a device: 400.
     Device(&'static str),
     /// The instance is not in a state for it: 409.
-    State(fn(&Value) -> &'static str),
+    State(&'static str),
     /// This release does not serve it: 404.
     Unserved(&'static str),
 }
@@ -34,24 +34,23 @@ pub(super) struct Row {
     /// Whether it is read; changed otherwise.
     pub(super) read: bool,
     /// The feature gate without which it is refused with 400, as upstream.
-    gate: Option<&'static str>,
+    gate: &'static str,
     why: Why,
 }
 
-const fn row(name: &'static str, read: bool, gate: Option<&'static str>, why: Why) -> Row {
+const fn row(name: &'static str, read: bool, gate: &'static str, why: Why) -> Row {
     Row { name, read, gate, why }
 }
 
-const SEV: Option<&str> = Some("WorkloadEncryptionSEV");
-const UNMEASURED: Why = Why::State(|_| "Attestation not requested for VMI");
-const BACKUP: Option<&str> = Some("IncrementalBackup");
+const SEV: &str = "WorkloadEncryptionSEV";
+const UNMEASURED: Why = Why::State("Attestation not requested for VMI");
+const BACKUP: &str = "IncrementalBackup";
 const NO_BACKUP: Why = Why::Unserved("this release does not serve backups of changed blocks");
 
 /// All of them.
 pub(super) const ROWS: &[Row] = &[
-    row("usbredir", true, None, Why::State(usb)),
     // Guests have no such device: autoattachVSOCK has no effect.
-    row("vsock", true, Some("VSOCK"), Why::Device("VSOCK is not attached.")),
+    row("vsock", true, "VSOCK", Why::Device("VSOCK is not attached.")),
     row("sev/fetchcertchain", true, SEV, UNMEASURED),
     row("sev/querylaunchmeasurement", true, SEV, UNMEASURED),
     row("sev/setupsession", false, SEV, UNMEASURED),
@@ -60,14 +59,6 @@ pub(super) const ROWS: &[Row] = &[
     row("redefine-checkpoint", false, BACKUP, NO_BACKUP),
 ];
 
-fn usb(instance: &Value) -> &'static str {
-    if instance["spec"]["domain"]["devices"]["clientPassthrough"].is_object() {
-        "USB redirection is not supported yet: the guest has no redirection channels"
-    } else {
-        "Not configured with USB Redirection"
-    }
-}
-
 impl Row {
     pub(super) fn method(&self) -> Method {
         if self.read { Method::GET } else { Method::PUT }
@@ -75,14 +66,14 @@ impl Row {
 
     /// The gate that it lacks.
     fn closed(&self, is_on: impl Fn(&str) -> bool) -> Option<Refusal> {
-        self.gate.filter(|gate| !is_on(gate)).map(Refusal::gate)
+        (!is_on(self.gate)).then(|| Refusal::gate(self.gate))
     }
 
     /// The refusal for an instance.
-    fn refusal(&self, name: &str, instance: &Value) -> Refusal {
+    fn refusal(&self, name: &str) -> Refusal {
         match self.why {
             Why::Device(text) => Refusal::new(StatusCode::BAD_REQUEST, text),
-            Why::State(text) => Refusal::conflict(KIND, name, text(instance)),
+            Why::State(text) => Refusal::conflict(KIND, name, text),
             Why::Unserved(text) => Refusal::new(StatusCode::NOT_FOUND, text),
         }
     }
@@ -98,45 +89,32 @@ pub(super) async fn handle(site: Arc<Site>, call: Call, row: &'static Row) -> An
     let name = call.parameter("name");
     let key = Key::new(call.parameter("namespace"), name);
     let instance: Option<Value> = site.client.find(INSTANCES, &key).await?;
-    let instance = instance.ok_or_else(|| Refusal::absent(KIND, name))?;
-    Err(row.refusal(name, &instance))
+    Err(instance.map_or_else(|| Refusal::absent(KIND, name), |_| row.refusal(name)))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn each_row_gives_status_and_reason() {
-        let of = |name: &str, gates: &[&str], instance: &Value| {
+        let of = |name: &str, gates: &[&str]| {
             let row = ROWS.iter().find(|row| row.name == name).unwrap();
             let refusal = row.closed(|gate| gates.contains(&gate));
-            let refusal = refusal.unwrap_or_else(|| row.refusal("vm", instance));
+            let refusal = refusal.unwrap_or_else(|| row.refusal("vm"));
             let (code, text) = refusal.code_and_message();
             (code, text.rsplit(": ").next().unwrap().to_owned())
         };
-        let plain = json!({"spec": {"domain": {"devices": {}}}});
-        let usb = json!({"spec": {"domain": {"devices": {"clientPassthrough": {}}}}});
         let [sev, vsock, backup] = ["WorkloadEncryptionSEV", "VSOCK", "IncrementalBackup"];
-        for (name, gates, instance, code, text) in [
-            (
-                "sev/fetchcertchain",
-                &[vsock][..],
-                &plain,
-                400,
-                "'WorkloadEncryptionSEV' feature gate is not enabled",
-            ),
-            ("sev/fetchcertchain", &[sev], &plain, 409, "Attestation not requested for VMI"),
-            ("vsock", &[], &plain, 400, "'VSOCK' feature gate is not enabled"),
-            ("vsock", &[vsock], &plain, 400, "VSOCK is not attached."),
-            ("backup", &[], &plain, 400, "'IncrementalBackup' feature gate is not enabled"),
-            ("backup", &[backup], &plain, 404, "this release does not serve backups of changed blocks"),
-            ("usbredir", &[], &plain, 409, "Not configured with USB Redirection"),
-            ("usbredir", &[], &usb, 409, "the guest has no redirection channels"),
+        for (name, gates, code, text) in [
+            ("sev/fetchcertchain", &[vsock][..], 400, "'WorkloadEncryptionSEV' feature gate is not enabled"),
+            ("sev/fetchcertchain", &[sev], 409, "Attestation not requested for VMI"),
+            ("vsock", &[], 400, "'VSOCK' feature gate is not enabled"),
+            ("vsock", &[vsock], 400, "VSOCK is not attached."),
+            ("backup", &[], 400, "'IncrementalBackup' feature gate is not enabled"),
+            ("backup", &[backup], 404, "this release does not serve backups of changed blocks"),
         ] {
-            assert_eq!(of(name, gates, instance), (code, text.to_owned()), "{name} {gates:?}");
+            assert_eq!(of(name, gates), (code, text.to_owned()), "{name} {gates:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Consoles, screens and forwarded ports while they are open: how many a user, a VM and a replica may have, and the end of a
-//! stream after its user lost the right to it or its VM stopped. Not here: their bytes ([`super::instance`]).
+//! Consoles, screens, USB channels and forwarded ports while they are open: how many a user, a VM and a replica may have, and
+//! the end of a stream after its user lost the right to it or its VM stopped. Not here: their bytes ([`super::instance`]).
 
 use std::collections::HashMap;
 use std::hash::Hash;

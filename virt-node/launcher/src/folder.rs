@@ -3,7 +3,8 @@
 //! ```text
 //! launcher      the socket                     lv/         libvirt's: its state, QEMU's monitor, logs, capabilities
 //! launch.json   the launch document            started     the guest was there; holds the run's UUID
-//! exit.json     how it ended                   NAME.iso    the guest's small CDs; serial0, vnc, agent: its sockets
+//! exit.json     how it ended                   NAME.iso    the guest's small CDs; serial0, vnc, agent, usbredir0, …: its
+//!                                                          sockets
 //! instance      uid of a pod's instance        deadline    when a guest that was asked to end is killed
 //! thaw          when the guest's filesystems are thawed
 //! ```

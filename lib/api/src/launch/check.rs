@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Bus, DEVICES_MAX, Disk, DiskDevice, Firmware, Interface, Launch, LaunchError, Layout, Media,
-    PROCESSORS_MAX, Slot, Storage, VERSION,
+    PROCESSORS_MAX, Slot, Storage, USB_CHANNELS, VERSION,
 };
 
 /// Longest text that is no path and no content, in bytes.
@@ -75,6 +75,8 @@ pub(super) fn check(launch: &Launch) -> Result {
     for input in &launch.devices.inputs {
         name("devices.inputs", &input.name)?;
     }
+    let channels = launch.devices.usb_channels.is_none_or(|count| (1..=USB_CHANNELS).contains(&count));
+    ensure(channels, "devices.usbChannels", "not between 1 and 4")?;
     media(launch)?;
     ensure(launch.disks.len() <= DEVICES_MAX, "disks", "more than 256")?;
     for (index, disk) in launch.disks.iter().enumerate() {

@@ -260,6 +260,18 @@ pub struct Devices {
     pub hotplug: bool,
     /// virtio 0.9 as well.
     pub transitional: bool,
+    /// Channels through which clients give the guest USB devices, on the sockets that [`usb_channel`] names, numbered from
+    /// 0; `None`: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usb_channels: Option<u8>,
+}
+
+/// USB redirection channels of a guest that has them, as upstream.
+pub const USB_CHANNELS: u8 = 4;
+
+/// The socket of a USB redirection channel, which is its alias in the guest, too.
+pub fn usb_channel(number: u8) -> String {
+    format!("usbredir{number}")
 }
 
 /// A serial console.

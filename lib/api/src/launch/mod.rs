@@ -21,8 +21,8 @@ use thiserror::Error;
 
 pub use device::{
     Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, NicModel, NotPciAddress,
-    PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel, VideoModel,
-    WatchdogAction,
+    PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel, USB_CHANNELS,
+    VideoModel, WatchdogAction, usb_channel,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,
@@ -134,8 +134,8 @@ pub struct Launch {
     pub namespace: String,
     /// UUID of this run, which another run of the same guest does not have.
     pub uid: String,
-    /// Folder of the run, private to the launcher: sockets (`serial0`, `vnc`, `agent`), media. At most 52 bytes, so that
-    /// sockets in it can be named.
+    /// Folder of the run, private to the launcher: sockets (`serial0`, `vnc`, `agent`, `usbredir0`, …), media. At most 52
+    /// bytes, so that sockets in it can be named.
     pub folder: String,
     /// The QEMU program.
     pub emulator: String,

@@ -62,7 +62,7 @@ fn full() -> Value {
             "inputs": [{"name": "tablet", "bus": "usb"}], "guestAgent": true,
             "balloon": {"statisticsPeriod": 10}, "rng": true, "sound": "ich9", "watchdog": "reset",
             "tpm": {"model": "tpm-crb", "persistent": true}, "panic": ["isa"],
-            "scsiController": true, "hotplug": true, "transitional": false,
+            "scsiController": true, "hotplug": true, "transitional": false, "usbChannels": 4,
         },
         "layout": {"ports": 8, "slots": {"net-default": {"port": 1}}, "units": {"sata/disk-init": 0}},
         "graceSeconds": 30,
@@ -82,6 +82,16 @@ fn a_document_survives_a_round_trip() {
     let written = launch.write().unwrap();
     assert_eq!(Launch::read(&written).unwrap(), launch);
     assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), full());
+}
+
+#[test]
+fn a_field_of_a_later_release_is_absent_from_documents_without_it() {
+    let mut document = full();
+    // Launchers of the releases before it refuse the field.
+    document["devices"].as_object_mut().unwrap().remove("usbChannels");
+    let launch = read(&document).unwrap();
+    assert_eq!(launch.devices.usb_channels, None);
+    assert_eq!(serde_json::from_slice::<Value>(&launch.write().unwrap()).unwrap(), document);
 }
 
 #[test]
@@ -187,6 +197,8 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/interfaces/0/mtu", json!(67), "interfaces[0].mtu"),
         ("/interfaces/0/queues", json!(257), "interfaces[0].queues"),
         ("/hostDevices/0/name", json!("Gpu"), "hostDevices"),
+        ("/devices/usbChannels", json!(0), "devices.usbChannels"),
+        ("/devices/usbChannels", json!(5), "devices.usbChannels"),
         ("/layout/ports", json!(33), "layout.ports"),
         ("/layout/slots/net-default", json!({"port": 9}), "layout.slots"),
         ("/layout/slots/net-default", json!({"conventional": 0}), "layout.slots"),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::launch::{
     Accelerator, Balloon, Devices, Firmware, HostDevice, Input, InputBus, PanicModel, SerialConsole,
-    SoundModel, Tpm, TpmModel, VideoModel, WatchdogAction,
+    SoundModel, Tpm, TpmModel, USB_CHANNELS, VideoModel, WatchdogAction,
 };
 
 use super::Resolution;
@@ -41,6 +41,7 @@ impl Resolution<'_> {
             scsi_controller: hotplug,
             hotplug,
             transitional: asked.use_virtio_transitional.unwrap_or(false),
+            usb_channels: asked.client_passthrough.is_some().then_some(USB_CHANNELS),
         }
     }
 

@@ -19,13 +19,14 @@ use super::settings::Permitted;
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
-const BY_OPERATOR: [&str; 21] = [
+const BY_OPERATOR: [&str; 22] = [
     "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent",
     "accessCredentials[].userPassword",
     "affinity",
     "dnsConfig",
     "dnsPolicy",
     "domain.cpu.dedicatedCpuPlacement",
+    "domain.devices.clientPassthrough",
     "domain.devices.gpus[].deviceName",
     "domain.devices.gpus[].name",
     "domain.devices.hostDevices[].deviceName",

@@ -277,7 +277,7 @@ const FILESYSTEM: [(&str, &str, &str); 2] = [
 ];
 
 /// Of each kind of stream: name, help, the kind.
-const STREAM: [(&str, &str, &str); 3] = [
+const STREAM: [(&str, &str, &str); 4] = [
     (
         "kubevirt_console_active_connections",
         "Amount of active Console connections, broken down by namespace and vmi name.",
@@ -287,6 +287,11 @@ const STREAM: [(&str, &str, &str); 3] = [
         "kubevirt_vnc_active_connections",
         "Amount of active VNC connections, broken down by namespace and vmi name.",
         "vnc",
+    ),
+    (
+        "kubevirt_usbredir_active_connections",
+        "Amount of active USB redirection connections, broken down by namespace and vmi name.",
+        "usbredir",
     ),
     (
         "kubevirt_portforward_active_tunnels",
@@ -516,7 +521,7 @@ mod tests {
     fn streams_are_counted_by_kind() {
         let key = || Key::new("n", "a");
         let counts = Counts {
-            open: [((key(), "console"), 1), ((key(), "portforward"), 2)].into(),
+            open: [((key(), "console"), 1), ((key(), "portforward"), 2), ((key(), "usbredir"), 4)].into(),
             last: [(key(), 1_700_000_000)].into(),
         };
         let mut page = Page::default();
@@ -526,6 +531,7 @@ mod tests {
             "kubevirt_virt_handler_ready_status 1",
             r#"kubevirt_console_active_connections{namespace="n",vmi="a"} 1"#,
             r#"kubevirt_portforward_active_tunnels{namespace="n",vmi="a"} 2"#,
+            r#"kubevirt_usbredir_active_connections{namespace="n",vmi="a"} 4"#,
             r#"kubevirt_vmi_last_api_connection_timestamp_seconds{namespace="n",vmi="a"} 1700000000"#,
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");

@@ -2,7 +2,7 @@
 //! reports of their agents.
 //!
 //! ```text
-//! operator ══ TLS, client certificate ══► routes ─┬─ console, vnc, portforward: Upgrade, then bytes both ways (pipe)
+//! operator ══ TLS, client certificate ══► routes ─┬─ console, vnc, usbredir, portforward: Upgrade, then bytes (pipe)
 //!                                                └─ pause, reset, guestosinfo, …: one call to the launcher (command)
 //! ```
 //!

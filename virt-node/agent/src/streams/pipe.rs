@@ -1,15 +1,17 @@
-//! Byte streams to a guest: its console and screen, which are sockets of its QEMU, and its ports.
+//! Byte streams to a guest: its console, screen and USB redirection channels, which are sockets of its QEMU, and its ports.
 //!
 //! QEMU serves one client of a console at a time. A new one takes over: the stream before it is closed, as upstream does. A
-//! client of the screen that asks for `preserveSession` is refused instead.
+//! client of the screen that asks for `preserveSession` is refused instead. A client with a USB device gets a free channel, or
+//! is refused when there is none.
 //! All streams together have a part of the connections only.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use api::launch::{USB_CHANNELS, usb_channel};
 use cluster::Key;
 use serve::datagrams;
 use serve::route::{Answer, Call};
@@ -21,12 +23,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::{CONNECTIONS, Refused, flag, key};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
-use crate::pods::launcher;
+use crate::pods::{PodDirectory, launcher};
 
 /// Streams and the patterns of their paths.
-pub(super) const STREAMS: [(&str, &str); 4] = [
+pub(super) const STREAMS: [(&str, &str); 5] = [
     ("console", "console"),
     ("vnc", "vnc"),
+    ("usbredir", "usbredir"),
     ("portforward", "portforward/{port}"),
     ("portforward", "portforward/{port}/{proto}"),
 ];
@@ -70,6 +73,8 @@ impl Default for Sessions {
 struct Open {
     ends: Ends,
     counts: Counts,
+    /// Numbers of USB channels that have a client, by guest.
+    channels: HashMap<Key, BTreeSet<u8>>,
 }
 
 /// An open stream: it is counted and has its place until this is dropped.
@@ -88,7 +93,37 @@ impl Drop for Counted {
     }
 }
 
+/// A USB channel of a guest that has a client: it is free again when this is dropped.
+#[derive(Debug)]
+struct Channel {
+    sessions: Sessions,
+    key: Key,
+    number: u8,
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let mut open = self.sessions.lock();
+        if let Some(taken) = open.channels.get_mut(&self.key) {
+            taken.remove(&self.number);
+            if taken.is_empty() {
+                open.channels.remove(&self.key);
+            }
+        }
+    }
+}
+
 impl Sessions {
+    /// The first USB channel of a guest without a client.
+    fn channel(&self, key: &Key) -> Result<Channel, Refused> {
+        let mut open = self.lock();
+        let taken = open.channels.get(key);
+        let free = (0..USB_CHANNELS).find(|number| taken.is_none_or(|taken| !taken.contains(number)));
+        let number = free.ok_or_else(|| Refused::unavailable("All USB devices are in use."))?;
+        open.channels.entry(key.clone()).or_default().insert(number);
+        Ok(Channel { sessions: self.clone(), key: key.clone(), number })
+    }
+
     /// Numbers of streams of guests that are still known; the others are forgotten.
     pub(crate) fn counts(&self, is_known: impl Fn(&Key) -> bool) -> Counts {
         let mut open = self.lock();
@@ -154,31 +189,50 @@ pub(super) async fn open(
     if name == "portforward" {
         return forward(call, &instance.address(), || sessions.count((key.clone(), name), place)).await;
     }
-    let socket = match name {
-        "console" => "serial0",
-        _ => "vnc",
+    if name == "usbredir" {
+        let channel = sessions.channel(&key)?;
+        let socket = usb_channel(channel.number);
+        let stream = connect(pod, socket, "No USB redirection channels are present.").await?;
+        return upgrade(call, sessions.count((key, name), place), None, |client| async move {
+            let copied = copy(client, stream).await;
+            // QEMU's end is closed by now.
+            drop(channel);
+            copied
+        });
+    }
+    let (socket, absent) = match name {
+        "console" => ("serial0", "No serial consoles are present."),
+        _ => ("vnc", "No graphics devices are present."),
     };
     let preserve = name == "vnc" && flag(call, "preserveSession");
     let (ended, before) = sessions.take_over((key.clone(), name), preserve)?;
     if before {
         tokio::time::sleep(TAKE_OVER).await;
     }
-    let connected = tokio::task::spawn_blocking(move || launcher::connect_to(&pod, socket)).await;
+    let stream = connect(pod, socket.to_owned(), absent).await?;
+    upgrade(call, sessions.count((key, name), place), Some(ended), |client| copy(client, stream))
+}
+
+/// Connects to a socket of the guest's QEMU. A guest without it is refused with the text `absent`.
+async fn connect(
+    pod: Arc<PodDirectory>,
+    socket: String,
+    absent: &'static str,
+) -> Result<UnixStream, Refused> {
+    let connected = tokio::task::spawn_blocking(move || launcher::connect_to(&pod, &socket)).await;
     let stream = connected.unwrap_or_else(|_| {
         Err(Error::new(
             Kind::System,
             "a connection to a launcher was aborted: the thread panicked; see the agent's log",
         ))
     });
-    let stream = stream.map_err(|error| match (error.kind(), name) {
-        (Kind::Launcher, "console") => Refused::bad("No serial consoles are present."),
-        (Kind::Launcher, _) => Refused::bad("No graphics devices are present."),
+    let stream = stream.map_err(|error| match error.kind() {
+        Kind::Launcher => Refused::bad(absent),
         _ => Refused::from(error),
     })?;
     let failed = |error| Refused::from(Error::system("a guest's socket cannot be used", error));
     stream.set_nonblocking(true).map_err(failed)?;
-    let stream = UnixStream::from_std(stream).map_err(failed)?;
-    upgrade(call, sessions.count((key, name), place), Some(ended), |client| copy(client, stream))
+    UnixStream::from_std(stream).map_err(failed)
 }
 
 /// Connects to a port of the guest: a stream by TCP, datagrams by UDP.
@@ -305,6 +359,21 @@ mod tests {
         assert!(first.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Closed));
         drop(second);
         assert!(take_over(true).is_ok(), "the session before is over");
+    }
+
+    #[test]
+    fn each_client_with_a_usb_device_has_a_channel_of_its_own() {
+        let sessions = Sessions::default();
+        let (key, other) = (Key::new("n", "a"), Key::new("n", "b"));
+        let mut open: Vec<_> = (0..4).map(|_| sessions.channel(&key).unwrap()).collect();
+        assert_eq!(open.iter().map(|channel| channel.number).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let refused = sessions.channel(&key).unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.message.as_str()), (503, "All USB devices are in use."));
+        assert_eq!(sessions.channel(&other).unwrap().number, 0, "another guest");
+        drop(open.remove(2));
+        assert_eq!(sessions.channel(&key).unwrap().number, 2, "the one that was closed");
+        drop(open);
+        assert!(sessions.lock().channels.is_empty(), "a guest without clients is forgotten");
     }
 
     #[test]

@@ -61,6 +61,11 @@ pub(super) fn usb_address(port: u16) -> Element {
     Element::new("address").with("type", "usb").with("bus", 0).with("port", port)
 }
 
+/// A device's place on USB.
+fn usb_place(layout: &Layout, alias: &str) -> Option<Element> {
+    layout.units.get(&unit_key("usb", alias)).map(|port| usb_address(*port))
+}
+
 fn address(layout: &Layout, alias: &str) -> Option<Element> {
     layout.slots.get(alias).map(|slot| pci_address(layout, *slot))
 }
@@ -208,6 +213,10 @@ pub(super) fn others(launch: &Launch, layout: &Layout) -> Vec<Element> {
                 .child(address(layout, BALLOON))
         }
     });
+    all.extend(layout::usb_channels(launch).map(|alias| {
+        let channel = Element::new("redirdev").with("bus", "usb").with("type", "unix");
+        channel.child(source(launch, &alias)).child(user_alias(&alias)).child(usb_place(layout, &alias))
+    }));
     all.extend(devices.panic.iter().map(|model| Element::new("panic").with("model", model.word())));
     all.extend(more_memory(launch, layout, 0));
     all
@@ -215,18 +224,19 @@ pub(super) fn others(launch: &Launch, layout: &Layout) -> Vec<Element> {
 
 /// A device with a socket in the run's directory as its other end.
 fn socket(launch: &Launch, element: &'static str, name: &str, target: Element) -> Element {
-    let source = Element::new("source").with("mode", "bind").with("path", super::in_folder(launch, name));
-    Element::new(element).with("type", "unix").child(source).child(target)
+    Element::new(element).with("type", "unix").child(source(launch, name)).child(target)
+}
+
+/// A socket in the run's directory that QEMU listens on.
+fn source(launch: &Launch, name: &str) -> Element {
+    Element::new("source").with("mode", "bind").with("path", super::in_folder(launch, name))
 }
 
 fn input(layout: &Layout, one: &Input) -> Element {
     let alias = input_alias(&one.name);
     let place = match one.bus {
         InputBus::Virtio => address(layout, &alias),
-        InputBus::Usb => {
-            let key = unit_key("usb", &alias);
-            layout.units.get(&key).map(|port| usb_address(*port))
-        }
+        InputBus::Usb => usb_place(layout, &alias),
     };
     Element::new("input")
         .with("type", "tablet")

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::launch::{Bus, Disk, InputBus, Launch, Layout, NicModel, Slot, SoundModel};
+use api::launch::{Bus, Disk, InputBus, Launch, Layout, NicModel, Slot, SoundModel, usb_channel};
 
 use super::DomainError;
 
@@ -185,6 +185,12 @@ pub(super) fn has_scsi(launch: &Launch) -> bool {
 pub(super) fn has_usb(launch: &Launch) -> bool {
     launch.disks.iter().any(|disk| disk.bus == Bus::Usb)
         || launch.devices.inputs.iter().any(|input| input.bus == InputBus::Usb)
+        || launch.devices.usb_channels.is_some()
+}
+
+/// Aliases of the USB redirection channels.
+pub(super) fn usb_channels(launch: &Launch) -> impl Iterator<Item = String> {
+    (0..launch.devices.usb_channels.unwrap_or(0)).map(usb_channel)
 }
 
 /// Indexes of SATA controllers other than the board's own, with their slots.
@@ -200,7 +206,8 @@ fn units(launch: &Launch) -> Result<BTreeMap<String, u16>, DomainError> {
         disks.map(|disk| disk_alias(&disk.name)).collect::<Vec<_>>()
     };
     let tablets = launch.devices.inputs.iter().filter(|input| input.bus == InputBus::Usb);
-    let usb = on(Bus::Usb).into_iter().chain(tablets.map(|input| input_alias(&input.name))).collect();
+    let tablets = tablets.map(|input| input_alias(&input.name));
+    let usb = on(Bus::Usb).into_iter().chain(tablets).chain(usb_channels(launch)).collect();
     let mut units = BTreeMap::new();
     for (bus, name, aliases, range) in [
         ("sata", "SATA", on(Bus::Sata), 0..=SATA_UNITS * 8 - 1),

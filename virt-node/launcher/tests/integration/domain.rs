@@ -70,6 +70,7 @@ golden! {
     many_sata: "many-sata",
     kernel: "kernel",
     host_devices: "host-devices",
+    usb_channels: "usb-channels",
 }
 
 #[test]

@@ -16,4 +16,5 @@ mod resolve;
 mod socket;
 mod stats;
 mod support;
+mod usb;
 mod worker_restart;

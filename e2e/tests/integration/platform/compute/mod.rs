@@ -11,6 +11,7 @@ mod rights;
 mod sessions;
 mod sets;
 mod tools;
+mod usb;
 mod vms;
 mod waiting;
 
