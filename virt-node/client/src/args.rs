@@ -162,6 +162,15 @@ pub(crate) enum Remote {
         #[command(flatten)]
         options: vnc::Options,
     },
+    /// Connect a USB device of this machine to a guest with the local usbredirect
+    Usbredir {
+        /// VENDOR:PRODUCT or BUS-DEVICE as lsusb prints them, and the name of the VirtualMachineInstance
+        #[arg(required = true, num_args = 1..=2, value_names = ["DEVICE", "NAME"])]
+        words: Vec<String>,
+        /// Do not start usbredirect, and take no device; print the address for it
+        #[arg(long)]
+        no_launch: bool,
+    },
     /// Forward ports of this machine to a guest
     PortForward {
         /// The guest: KIND/NAME[/NAMESPACE], with kind vm or vmi
@@ -355,6 +364,8 @@ mod tests {
             "console vmi/a",
             "vnc a --proxy-only --port 5900",
             "vnc screenshot a -f x.png",
+            "usbredir 0951:1666 a",
+            "usbredir a --no-launch",
             "port-forward vmi/a/ns tcp/8080:80 udp/53",
             "port-forward --stdio=true vmi/a/ns 22",
             "ssh me@vm/a/ns -i key --local-ssh=true -t -v -c ls",
@@ -386,6 +397,8 @@ mod tests {
             "memory-dump get a --create-claim",
             "port-forward vmi/a",
             "vnc",
+            "usbredir",
+            "usbredir 02-03 a b",
             "migrate a --addedNodeSelector k",
         ] {
             assert!(parsed(words).is_err(), "{words}");

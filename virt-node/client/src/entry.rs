@@ -13,7 +13,7 @@ use crate::power::{self, cancel_evacuation, cancel_migration, grace, send};
 use crate::site::{Site, Which};
 use crate::ssh::{self, Way};
 use crate::target::{Target, TargetKind};
-use crate::{console, create, dump, expand, expose, forward, upload, version, vnc, volume};
+use crate::{console, create, dump, expand, expose, forward, upload, usb, version, vnc, volume};
 
 /// How the program was started.
 #[derive(Clone, Debug)]
@@ -124,6 +124,14 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
         Remote::Vnc { picture: None, name, options } => {
             quiet(vnc::screen(&site, &name.unwrap_or_default(), options).await)
         }
+        Remote::Usbredir { words, no_launch } => quiet(match (no_launch, words.as_slice()) {
+            (false, [device, name]) => usb::redirect(&site, name, Some(device)).await,
+            (true, [name]) => usb::redirect(&site, name, None).await,
+            (false, _) => {
+                usage("name a device, VENDOR:PRODUCT or BUS-DEVICE, and the VirtualMachineInstance")
+            }
+            (true, _) => usage("--no-launch is for the VirtualMachineInstance alone"),
+        }),
         Remote::PortForward { target, ports, address, stdio } => quiet(match (stdio, ports.as_slice()) {
             (false, ports) => forward::forward(&site, &target, address, ports).await,
             (true, [port]) => forward::standard(&site, &target, *port).await,

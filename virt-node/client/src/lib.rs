@@ -3,7 +3,7 @@
 //! ```text
 //!  kubectl virt VERB │ virt-node --kubeconfig FILE VERB │ virt-node cluster VERB
 //!        └─ args ─► entry ─┬─ power, guest, volume, expose, create, …  one request, one message
-//!                          └─ console, vnc, forward ─ stream ─► WebSocket of the API server
+//!                          └─ console, vnc, usb, forward ─ stream ─► WebSocket of the API server
 //! ```
 //!
 //! The same program serves as `kubectl-virt` and, inside `virt-node`, as its commands for clusters. Three modules are public
@@ -30,6 +30,7 @@ mod stream;
 mod target;
 pub mod terminal;
 mod upload;
+mod usb;
 mod version;
 mod vnc;
 mod volume;

@@ -1,16 +1,23 @@
-//! Bytes between a WebSocket of a guest and a local stream. Binary messages only, as virtctl sends and reads them.
+//! Bytes between a WebSocket of a guest and a local stream, or a local program that connects to a port. Binary messages only,
+//! as virtctl sends and reads them.
 
+use std::ffi::OsStr;
 use std::io;
+use std::net::SocketAddr;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use cluster::websocket::Socket;
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{self, Message};
 
+use crate::error::{Error, Kind, Result};
 use crate::site::Site;
 use crate::target::Target;
 
@@ -37,6 +44,55 @@ pub(crate) enum End {
 pub(crate) async fn open(site: &Site, target: &Target, verb: &str) -> cluster::Result<Socket> {
     let path = site.verb(target, verb)?;
     site.client.websocket(&path, PROTOCOL).await
+}
+
+/// Listens for a local program; gives the address with its port, too.
+///
+/// # Errors
+/// The address is taken, or not this machine's.
+pub(crate) async fn listen(here: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
+    let taken = |error| Error::with(Kind::System, format!("cannot listen at {here}"), error);
+    let listener = TcpListener::bind(here).await.map_err(taken)?;
+    let bound = listener.local_addr().map_err(taken)?;
+    Ok((listener, bound))
+}
+
+/// Starts a local program, without standard input and output.
+///
+/// # Errors
+/// It cannot be started.
+pub(crate) fn start<W: AsRef<OsStr>>(
+    program: &OsStr,
+    words: impl IntoIterator<Item = W>,
+) -> io::Result<Child> {
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true).spawn()
+}
+
+/// Joins the socket with the first connection to the listener, until either ends, the program does, or Ctrl-C comes. Gives how
+/// the program ended if it did.
+///
+/// # Errors
+/// The connection breaks.
+pub(crate) async fn serve(
+    socket: Socket,
+    listener: &TcpListener,
+    program: Option<Child>,
+) -> Result<Option<ExitStatus>> {
+    let ended = async {
+        match program {
+            Some(mut program) => program.wait().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        served = async {
+            let (local, _) = listener.accept().await?;
+            join(socket, local, Some(Duration::ZERO)).await
+        } => served.map(|_| None).map_err(Error::from),
+        status = ended => status.map(Some).map_err(Error::from),
+        _ = tokio::signal::ctrl_c() => Ok(None),
+    }
 }
 
 /// Copies bytes both ways until one end is over. When the local end has sent everything, the guest's bytes are still

@@ -5,12 +5,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use cluster::client::Call;
 use http::Method;
-use tokio::net::TcpListener;
-use tokio::process::Command;
 
 use crate::error::{Error, Kind, Result, failed};
 use crate::output::{print, say};
@@ -52,40 +49,19 @@ pub(crate) async fn screen(site: &Site, name: &str, options: Options) -> Result<
     let path = format!("vnc?preserveSession={}", options.preserve_session);
     let access = format!("Can't access VMI {name}");
     let socket = stream::open(site, &target, &path).await.map_err(failed(access))?;
-    let here = SocketAddr::new(options.address, options.port);
-    let taken = |error| Error::with(Kind::System, format!("cannot listen at {here}"), error);
-    let listener = TcpListener::bind(here).await.map_err(taken)?;
-    let bound = listener.local_addr().map_err(taken)?;
+    let (listener, bound) = stream::listen(SocketAddr::new(options.address, options.port)).await?;
     let started = match viewer {
         None => {
             print(&format!("{{\"port\":{}}}\n", bound.port()))?;
             None
         }
         Some((program, scheme)) => {
-            let mut command = Command::new(&program);
-            command
-                .arg(format!("{scheme}{bound}"))
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .kill_on_drop(true);
             let what = format!("{} cannot be started", program.to_string_lossy());
-            Some(command.spawn().map_err(|error| Error::with(Kind::System, what, error))?)
+            let started = stream::start(&program, [format!("{scheme}{bound}")]);
+            Some(started.map_err(|error| Error::with(Kind::System, what, error))?)
         }
     };
-    let ended = async {
-        match started {
-            Some(mut viewer) => drop(viewer.wait().await),
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        served = async {
-            let (viewer, _) = listener.accept().await?;
-            stream::join(socket, viewer, Some(std::time::Duration::ZERO)).await
-        } => served.map(|_| ()).map_err(Error::from),
-        () = ended => Ok(()),
-        _ = tokio::signal::ctrl_c() => Ok(()),
-    }
+    stream::serve(socket, &listener, started).await.map(drop)
 }
 
 /// A viewer and how it takes an address.

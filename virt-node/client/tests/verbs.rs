@@ -135,6 +135,7 @@ impl ApiServer {
                     }
                 }
             })
+            .get(&put("virtualmachineinstances/a/usbredir"), stream)
             .get(&put("virtualmachines/a/portforward/22/tcp"), stream)
             .get(&put("virtualmachines/a/portforward/53/udp"), stream)
             .refuse_with(|head, _| refusal(StatusCode::NOT_FOUND, &format!("no {}", head.uri.path())));
@@ -323,6 +324,40 @@ fn forwarded_ports_carry_connections_and_datagrams() {
         let (count, _) = socket.recv_from(&mut datagram).unwrap();
         assert_eq!(&datagram[..count], text);
     }
+}
+
+#[test]
+fn a_usb_device_is_connected_by_the_local_program() {
+    let api = ApiServer::start();
+    let program = api.folder.path().join("usbredirect");
+    // Sends five bytes and keeps the answer; it finds the device 1-1 only.
+    let script = "#!/bin/bash\n[ \"$1 $2 $3\" = '--device 1-1 --to' ] || exit 4\n\
+        exec 3<>\"/dev/tcp/${4%:*}/${4#*:}\"\nprintf hello >&3\nhead -c 5 <&3 > \"$0.answer\"\n";
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", api.folder.path().display(), std::env::var("PATH").unwrap());
+    let run = |words: &[&str], path: &str| api.command(words).env("PATH", path).output().unwrap();
+    good(&run(&["usbredir", "1-1", "a"], &path));
+    assert_eq!(fs::read_to_string(program.with_extension("answer")).unwrap(), "hello");
+    let failed = run(&["usbredir", "2-2", "a"], &path);
+    assert_eq!(failed.status.code(), Some(3));
+    assert!(err(&failed).contains("usbredirect failed: exit status: 4"), "{}", err(&failed));
+    let missing = run(&["usbredir", "1-1", "a"], "/nonexistent");
+    assert!(err(&missing).contains("apt install usbredirect"), "{}", err(&missing));
+    assert_eq!(api.run(&["usbredir", "1-1", "b"]).status.code(), Some(1));
+    assert_eq!(api.run(&["usbredir", "a"]).status.code(), Some(2));
+
+    let mut child = api.command(&["usbredir", "a", "--no-launch"]);
+    let mut child = Running(child.stdout(Stdio::piped()).spawn().unwrap());
+    let line = BufReader::new(child.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    let address = line.strip_prefix("User can connect usbredir client at: ").unwrap();
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
+    connection.write_all(b"hello\nexit\n").unwrap();
+    let mut back = String::new();
+    connection.read_to_string(&mut back).unwrap();
+    assert_eq!(back, "hello\nexit\n");
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
 
 #[test]
