@@ -60,11 +60,19 @@ pub fn resources(spec: &VirtualMachineInstanceSpec) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Devices that a guest may not have: paths below the instance's spec, and why.
-pub fn refused(spec: &VirtualMachineInstanceSpec, permitted: &PermittedHostDevices) -> Vec<(String, String)> {
-    let PermittedHostDevices { pci_host_devices, mediated_devices, usb } = permitted;
+/// Devices that a guest may not have: paths below the instance's spec, and why. Without a list of permitted devices a guest may
+/// have those of every device plugin, as upstream.
+pub fn refused(
+    spec: &VirtualMachineInstanceSpec,
+    permitted: Option<&PermittedHostDevices>,
+) -> Vec<(String, String)> {
     let problem = |one: &Requested<'_>| {
         let Requested { kind, resource, .. } = one;
+        // Kubernetes' own resources, such as cpu, have no domain: the pod's request would be another one.
+        if !resource.contains('/') {
+            return Some(format!("{kind} {resource} is not a device plugin's resource: DOMAIN/NAME"));
+        }
+        let PermittedHostDevices { pci_host_devices, mediated_devices, usb } = permitted?;
         if pci_host_devices.iter().any(|device| device.resource_name == *resource) {
             return None;
         }
@@ -95,6 +103,7 @@ mod tests {
             "usb": [{"resourceName": "kubevirt.io/stick"}],
         }))
         .unwrap();
+        let permitted = Some(&permitted);
         let none = PermittedHostDevices::default();
         let absent = |kind: &str, name: &str| {
             Some(format!("{kind} {name} is not permitted in permittedHostDevices configuration"))
@@ -102,15 +111,21 @@ mod tests {
         let other = |kind: &str, name: &str, what: &str| {
             Some(format!("{kind} {name} is a {what} device: guests can have PCI devices only"))
         };
+        let native = |kind: &str, name: &str| {
+            Some(format!("{kind} {name} is not a device plugin's resource: DOMAIN/NAME"))
+        };
         for (list, resource, permitted, wanted) in [
-            ("gpus", "nvidia.com/T4", &permitted, None),
-            ("hostDevices", "nvidia.com/T4", &permitted, None),
-            ("gpus", "nvidia.com/T4", &none, absent("GPU", "nvidia.com/T4")),
-            ("gpus", "nvidia.com/vT4", &permitted, other("GPU", "nvidia.com/vT4", "mediated")),
-            ("hostDevices", "kubevirt.io/stick", &permitted, other("HostDevice", "kubevirt.io/stick", "USB")),
-            ("hostDevices", "cpu", &permitted, absent("HostDevice", "cpu")),
+            ("gpus", "nvidia.com/T4", permitted, None),
+            ("hostDevices", "nvidia.com/T4", permitted, None),
+            ("hostDevices", "nvidia.com/T5", permitted, absent("HostDevice", "nvidia.com/T5")),
+            ("gpus", "nvidia.com/T4", Some(&none), absent("GPU", "nvidia.com/T4")),
+            ("gpus", "nvidia.com/T4", None, None),
+            ("gpus", "nvidia.com/vT4", permitted, other("GPU", "nvidia.com/vT4", "mediated")),
+            ("hostDevices", "kubevirt.io/stick", permitted, other("HostDevice", "kubevirt.io/stick", "USB")),
+            ("hostDevices", "cpu", permitted, native("HostDevice", "cpu")),
+            ("gpus", "memory", None, native("GPU", "memory")),
             // A missing name is found with the other rules.
-            ("hostDevices", "", &permitted, None),
+            ("hostDevices", "", None, None),
         ] {
             let devices = json!({list: [{"name": "a", "deviceName": resource}]});
             let spec = serde_json::from_value(json!({"domain": {"devices": devices}})).unwrap();

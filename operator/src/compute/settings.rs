@@ -57,7 +57,7 @@ struct Configuration {
     /// Models, and whether each is obsolete.
     #[serde(rename = "obsoleteCPUModels")]
     obsolete_cpu_models: BTreeMap<String, bool>,
-    permitted_host_devices: PermittedHostDevices,
+    permitted_host_devices: Option<PermittedHostDevices>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(over(&base, &object(class)).runtime_class.as_deref(), Some("kata"));
         let devices = r#"{"spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": [
             {"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}]}}}}"#;
-        let devices = over(&base, &object(devices)).host_devices;
+        let devices = over(&base, &object(devices)).host_devices.unwrap();
         assert_eq!(devices.pci_host_devices[0].resource_name, "nvidia.com/T4");
         let logins = object(r#"{"spec": {"imagePullSecrets": [{"name": "b"}, {}, {"name": "a"}]}}"#);
         assert!(over(&base, &logins).pull_secrets.iter().eq(["a", "b"]));
@@ -205,6 +205,9 @@ mod tests {
             "configuration": {"developerConfiguration": {"nodeSelectors": {"c": "d"}}}}}"#;
         let placed = over(&base, &object(placed));
         assert_eq!((&*placed.placement.node_selector["a"], &*placed.node_selectors["c"]), ("b", "d"));
+        let none = object(r#"{"spec": {"configuration": {"permittedHostDevices": {}}}}"#);
+        let none = over(&base, &none).host_devices;
+        assert_eq!(none, Some(PermittedHostDevices::default()), "an empty list permits none");
         let obsolete =
             r#"{"spec": {"configuration": {"obsoleteCPUModels": {"486": true, "Penryn": false}}}}"#;
         let models = over(&base, &object(obsolete)).obsolete_models;

@@ -88,8 +88,8 @@ pub(super) struct Settings {
     pub(super) obsolete_models: BTreeSet<String>,
     /// StorageClass of claims with TPM and EFI state (`vmStateStorageClass`); the default for disks if empty.
     pub(super) state_class: Option<String>,
-    /// Devices of the host that guests may have (`permittedHostDevices`).
-    pub(super) host_devices: PermittedHostDevices,
+    /// Devices of the host that guests may have (`permittedHostDevices`); `None`: those of every device plugin.
+    pub(super) host_devices: Option<PermittedHostDevices>,
     /// Labels of the nodes of guests that ask for no other values (`developerConfiguration.nodeSelectors`).
     pub(super) node_selectors: BTreeMap<String, String>,
     /// Nodes of all guests (`workloads.nodePlacement`): labels, affinity to nodes, taints that are tolerated.
@@ -113,7 +113,7 @@ impl Default for Settings {
             overhead_percent: 100,
             obsolete_models: BTreeSet::new(),
             state_class: None,
-            host_devices: PermittedHostDevices::default(),
+            host_devices: None,
             node_selectors: BTreeMap::new(),
             placement: NodePlacement::default(),
         }

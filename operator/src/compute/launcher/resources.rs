@@ -153,9 +153,8 @@ pub(super) fn host_devices(
     spec: &VirtualMachineInstanceSpec,
     settings: &Settings,
 ) -> Result<(), Unsupported> {
-    if let Some((path, problem)) =
-        virt::host_devices::refused(spec, &settings.host_devices).into_iter().next()
-    {
+    let refused = virt::host_devices::refused(spec, settings.host_devices.as_ref());
+    if let Some((path, problem)) = refused.into_iter().next() {
         return Err(Unsupported::field(format!("spec.{path}"), problem));
     }
     for (resource, count) in virt::host_devices::resources(spec) {

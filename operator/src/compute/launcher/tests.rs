@@ -572,10 +572,18 @@ fn a_pod_asks_for_the_devices_of_the_host_that_are_permitted() {
     });
     let object = instance(&json!({"domain": domain}));
     let card = json!({"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"});
-    let host_devices = serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap();
-    let permitted = Settings { host_devices, ..settings() };
-    for (purpose, wanted) in [(Purpose::Guest, json!("2")), (Purpose::Provision, Value::Null)] {
-        let made = pod(&object, &permitted, purpose, &FACTS).unwrap();
+    let permits = |list: Option<Value>| Settings {
+        host_devices: list.map(|list| serde_json::from_value(list).unwrap()),
+        ..settings()
+    };
+    let listed = permits(Some(json!({"pciHostDevices": [card]})));
+    for (settings, purpose, wanted) in [
+        (&listed, Purpose::Guest, json!("2")),
+        (&listed, Purpose::Provision, Value::Null),
+        // Without a list every device plugin's.
+        (&permits(None), Purpose::Guest, json!("2")),
+    ] {
+        let made = pod(&object, settings, purpose, &FACTS).unwrap();
         for list in ["requests", "limits"] {
             assert_eq!(
                 made["spec"]["containers"][0]["resources"][list]["nvidia.com/T4"], wanted,
@@ -583,7 +591,8 @@ fn a_pod_asks_for_the_devices_of_the_host_that_are_permitted() {
             );
         }
     }
-    let refused = pod(&object, &settings(), Purpose::Guest, &FACTS).unwrap_err().to_string();
+    let empty = permits(Some(json!({})));
+    let refused = pod(&object, &empty, Purpose::Guest, &FACTS).unwrap_err().to_string();
     assert_eq!(
         refused,
         "spec.domain.devices.gpus[0].deviceName: GPU nvidia.com/T4 is not permitted in permittedHostDevices \

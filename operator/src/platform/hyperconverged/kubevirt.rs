@@ -152,7 +152,6 @@ fn configuration(input: &Input<'_>, virtualization: &Virtualization) -> Value {
             ("hypervisors", value(hypervisors)),
             ("instancetype", value(&sources.instancetype_config)),
             ("liveUpdateConfiguration", value(live_update_configuration)),
-            ("permittedHostDevices", devices(&permitted_host_devices.clone().unwrap_or_default())),
             ("persistentReservationConfiguration", value(&storage.persistent_reservation_configuration)),
             ("roleAggregationStrategy", value(role_aggregation_strategy)),
             ("vmStateStorageClass", value(&storage.vm_state_storage_class)),
@@ -161,6 +160,10 @@ fn configuration(input: &Input<'_>, virtualization: &Virtualization) -> Value {
     if let Some(configuration) = ksm_configuration {
         // An empty selector means all nodes, so the field stays.
         all["ksmConfiguration"] = value(configuration);
+    }
+    if let Some(permitted) = permitted_host_devices {
+        // An empty list permits none, no list all.
+        all["permittedHostDevices"] = devices(permitted);
     }
     let off = input.gate("disableMDevConfiguration");
     if off || mediated_devices_configuration.is_some() {

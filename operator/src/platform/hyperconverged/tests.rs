@@ -309,6 +309,8 @@ fn an_empty_object_gives_the_defaults_of_the_platform() {
     assert_eq!(developer["cpuAllocationRatio"], 10);
     assert_eq!(kubevirt["configuration"]["migrations"]["completionTimeoutPerGiB"], 20);
     assert_eq!(kubevirt["configuration"]["evictionStrategy"], "LiveMigrate");
+    // Without the list devices of every plugin are permitted.
+    assert_eq!(kubevirt["configuration"]["permittedHostDevices"], Value::Null);
     assert_eq!(kubevirt["configuration"]["network"]["defaultNetworkInterface"], "masquerade");
     assert_eq!(kubevirt["configuration"]["tlsConfiguration"]["minTLSVersion"], "VersionTLS12");
     assert_eq!(kubevirt["uninstallStrategy"], "BlockUninstallIfWorkloadsExist");
@@ -625,6 +627,13 @@ fn settings_reach_their_child() {
             0,
             "/configuration/mediatedDevicesConfiguration/enabled",
             json!(false),
+        ),
+        (
+            "virtualization.permittedHostDevices.pciHostDevices",
+            json!([{"pciDeviceSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4", "disabled": true}]),
+            0,
+            "/configuration/permittedHostDevices",
+            json!({}),
         ),
         (
             "security.certConfig.ca.duration",

@@ -38,7 +38,7 @@ pub(super) struct Cause {
 /// What a spec of an instance, whose path is `at`, asks for and may not have. A spec that cannot be read is refused by
 /// other rules.
 pub(super) fn not_permitted(spec: &Value, at: &str, permitted: &Permitted) -> Vec<Cause> {
-    let mut causes = devices_refused(spec, at, &permitted.devices);
+    let mut causes = devices_refused(spec, at, permitted.devices.as_ref());
     if !permitted.pod_bridges {
         causes.extend(pod_bridges(spec, at));
     }
@@ -61,7 +61,7 @@ fn pod_bridges(spec: &Value, at: &str) -> Vec<Cause> {
 }
 
 /// Devices of the host that a spec asks for and may not have.
-fn devices_refused(spec: &Value, at: &str, permitted: &PermittedHostDevices) -> Vec<Cause> {
+fn devices_refused(spec: &Value, at: &str, permitted: Option<&PermittedHostDevices>) -> Vec<Cause> {
     let devices = &spec["domain"]["devices"];
     // Most ask for none, and their spec is not read a second time.
     if ["gpus", "hostDevices"].into_iter().all(|list| devices[list].as_array().is_none_or(Vec::is_empty)) {

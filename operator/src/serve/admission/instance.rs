@@ -102,7 +102,7 @@ mod tests {
 
     fn validated(request: &Request, own: bool) -> Answer {
         let card = json!({"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"});
-        let devices = serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap();
+        let devices = Some(serde_json::from_value(json!({"pciHostDevices": [card]})).unwrap());
         validate(request, own, &Permitted { devices, pod_bridges: false })
     }
 

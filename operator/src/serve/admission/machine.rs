@@ -340,7 +340,7 @@ mod tests {
                  type, preference requires 2Gi",
             ),
         ] {
-            let response = validate(&request, false, &flavor, &none).write("u")["response"].clone();
+            let response = validate(&request, false, &flavor, None).write("u")["response"].clone();
             assert_eq!(response["status"]["message"], message);
             assert_eq!(response["status"]["details"]["causes"][0]["field"], field);
         }

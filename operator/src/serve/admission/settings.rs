@@ -16,15 +16,15 @@ const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts
 /// What specs of guests may ask for, apart from rules that hold everywhere.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Permitted {
-    /// Devices of the host (`permittedHostDevices`).
-    pub(super) devices: PermittedHostDevices,
+    /// Devices of the host (`permittedHostDevices`); `None`: those of every device plugin.
+    pub(super) devices: Option<PermittedHostDevices>,
     /// Bridges on the pod network (`network.permitBridgeInterfaceOnPodNetwork`).
     pub(super) pod_bridges: bool,
 }
 
 impl Default for Permitted {
     fn default() -> Self {
-        Self { devices: PermittedHostDevices::default(), pod_bridges: true }
+        Self { devices: None, pod_bridges: true }
     }
 }
 
@@ -64,7 +64,7 @@ struct Fields {
     instancetype: InstancetypeConfiguration,
     live_update_configuration: LiveUpdateConfiguration,
     network: Network,
-    permitted_host_devices: PermittedHostDevices,
+    permitted_host_devices: Option<PermittedHostDevices>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -10,7 +10,7 @@ use crate::platform::disks::container_disk;
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 
 /// Those that every run of the tests starts; all are started with `FERROVIRT_SOAK=1`.
-const SOME: [&str; 4] = ["scratch", "type-and-preference", "paused", "huge-pages"];
+const SOME: [&str; 5] = ["scratch", "type-and-preference", "paused", "huge-pages", "host-device"];
 /// How many run at once.
 const AT_ONCE: usize = 6;
 /// Statuses that a manifest may expect; every other text is a part of a condition's message.
