@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use api::kubevirt::{PermittedHostDevices, VirtualMachineInstanceSpec};
+use api::kubevirt::{PermittedHostDevices, VirtualGpuOptions, VirtualMachineInstanceSpec};
 
 /// A device that a guest asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,30 @@ pub struct Requested<'a> {
     pub name: &'a str,
     /// Its resource; empty where none is named.
     pub resource: &'a str,
+    /// The guest's screen and it, if it is a mediated device.
+    pub display: Display,
+}
+
+/// Whether the guest's screen shows a mediated device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Display {
+    /// It does.
+    pub shown: bool,
+    /// And shows a frame buffer in the guest's memory until the device's driver runs.
+    pub ramfb: bool,
+    /// The guest's spec asks for it.
+    pub explicit: bool,
+}
+
+impl Display {
+    /// Of a GPU: on unless its options say otherwise, as upstream.
+    fn of(options: Option<&VirtualGpuOptions>) -> Self {
+        let Some(options) = options else { return Self { shown: true, ramfb: true, explicit: false } };
+        let Some(display) = &options.display else { return Self::default() };
+        let shown = display.enabled != Some(false);
+        let ramfb = display.ram_fb.as_ref().and_then(|ramfb| ramfb.enabled) != Some(false);
+        Self { shown, ramfb: shown && ramfb, explicit: true }
+    }
 }
 
 impl Requested<'_> {
@@ -40,6 +64,7 @@ pub fn requested(spec: &VirtualMachineInstanceSpec) -> Vec<Requested<'_>> {
         alias: "gpu",
         name: &one.name,
         resource: one.device_name.as_deref().unwrap_or_default(),
+        display: Display::of(one.virtual_gpu_options.as_ref()),
     });
     let others = devices.host_devices.iter().enumerate().map(|(index, one)| Requested {
         path: format!("domain.devices.hostDevices[{index}]"),
@@ -47,6 +72,7 @@ pub fn requested(spec: &VirtualMachineInstanceSpec) -> Vec<Requested<'_>> {
         alias: "hostdevice",
         name: &one.name,
         resource: one.device_name.as_deref().unwrap_or_default(),
+        display: Display::default(),
     });
     gpus.chain(others).collect()
 }
@@ -73,17 +99,15 @@ pub fn refused(
             return Some(format!("{kind} {resource} is not a device plugin's resource: DOMAIN/NAME"));
         }
         let PermittedHostDevices { pci_host_devices, mediated_devices, usb } = permitted?;
-        if pci_host_devices.iter().any(|device| device.resource_name == *resource) {
-            return None;
-        }
-        let other = if mediated_devices.iter().any(|device| device.resource_name == *resource) {
-            "mediated"
+        let pci = pci_host_devices.iter().map(|device| &device.resource_name);
+        let mut all = pci.chain(mediated_devices.iter().map(|device| &device.resource_name));
+        if all.any(|name| name == resource) {
+            None
         } else if usb.iter().any(|device| device.resource_name == *resource) {
-            "USB"
+            Some(format!("{kind} {resource} is a USB device: guests can have PCI and mediated devices only"))
         } else {
-            return Some(format!("{kind} {resource} is not permitted in permittedHostDevices configuration"));
-        };
-        Some(format!("{kind} {resource} is a {other} device: guests can have PCI devices only"))
+            Some(format!("{kind} {resource} is not permitted in permittedHostDevices configuration"))
+        }
     };
     let named = requested(spec).into_iter().filter(|one| !one.resource.is_empty());
     named.filter_map(|one| Some((format!("{}.deviceName", one.path), problem(&one)?))).collect()
@@ -108,8 +132,8 @@ mod tests {
         let absent = |kind: &str, name: &str| {
             Some(format!("{kind} {name} is not permitted in permittedHostDevices configuration"))
         };
-        let other = |kind: &str, name: &str, what: &str| {
-            Some(format!("{kind} {name} is a {what} device: guests can have PCI devices only"))
+        let usb = |kind: &str, name: &str| {
+            Some(format!("{kind} {name} is a USB device: guests can have PCI and mediated devices only"))
         };
         let native = |kind: &str, name: &str| {
             Some(format!("{kind} {name} is not a device plugin's resource: DOMAIN/NAME"))
@@ -120,8 +144,8 @@ mod tests {
             ("hostDevices", "nvidia.com/T5", permitted, absent("HostDevice", "nvidia.com/T5")),
             ("gpus", "nvidia.com/T4", Some(&none), absent("GPU", "nvidia.com/T4")),
             ("gpus", "nvidia.com/T4", None, None),
-            ("gpus", "nvidia.com/vT4", permitted, other("GPU", "nvidia.com/vT4", "mediated")),
-            ("hostDevices", "kubevirt.io/stick", permitted, other("HostDevice", "kubevirt.io/stick", "USB")),
+            ("gpus", "nvidia.com/vT4", permitted, None),
+            ("hostDevices", "kubevirt.io/stick", permitted, usb("HostDevice", "kubevirt.io/stick")),
             ("hostDevices", "cpu", permitted, native("HostDevice", "cpu")),
             ("gpus", "memory", None, native("GPU", "memory")),
             // A missing name is found with the other rules.
@@ -146,5 +170,23 @@ mod tests {
         assert_eq!(resources(&spec), BTreeMap::from([("x/y", 2), ("x/z", 1)]));
         let aliases: Vec<String> = requested(&spec).iter().map(Requested::alias).collect();
         assert_eq!(aliases, ["gpu-a", "hostdevice-a", "hostdevice-b", "hostdevice-c"]);
+    }
+
+    #[test]
+    fn the_screen_shows_a_virtual_gpu_unless_its_options_say_otherwise() {
+        for (options, wanted) in [
+            (json!(null), (true, true, false)),
+            (json!({}), (false, false, false)),
+            (json!({"display": {}}), (true, true, true)),
+            (json!({"display": {"enabled": false}}), (false, false, true)),
+            (json!({"display": {"ramFB": {"enabled": false}}}), (true, false, true)),
+        ] {
+            let gpu = json!({"name": "a", "deviceName": "x/y", "virtualGPUOptions": options});
+            let devices = json!({"gpus": [gpu], "hostDevices": [{"name": "b", "deviceName": "x/y"}]});
+            let spec = serde_json::from_value(json!({"domain": {"devices": devices}})).unwrap();
+            let displays: Vec<Display> = requested(&spec).iter().map(|one| one.display).collect();
+            let (shown, ramfb, explicit) = wanted;
+            assert_eq!(displays, [Display { shown, ramfb, explicit }, Display::default()], "{options}");
+        }
     }
 }

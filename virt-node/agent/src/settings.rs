@@ -1,10 +1,10 @@
 //! The KubeVirt object, as far as the agent follows it, in one cache for all of its parts.
 //!
-//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices::pci`]).
+//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices::permitted`]).
 
 use std::sync::Arc;
 
-use api::kubevirt::{KubeVirt, LogVerbosity, PermittedPciDevice};
+use api::kubevirt::{KubeVirt, LogVerbosity, PermittedMediatedDevice, PermittedPciDevice};
 use cluster::{Cache, Client, Resource, Scope};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
@@ -17,6 +17,8 @@ pub(crate) struct Settings {
     pub(crate) verbosity: LogVerbosity,
     /// `permittedHostDevices.pciHostDevices`.
     pub(crate) pci_devices: Vec<PermittedPciDevice>,
+    /// `permittedHostDevices.mediatedDevices`.
+    pub(crate) mediated_devices: Vec<PermittedMediatedDevice>,
 }
 
 impl From<&KubeVirt> for Settings {
@@ -28,6 +30,7 @@ impl From<&KubeVirt> for Settings {
             created: object.metadata.creation_timestamp.clone(),
             verbosity: developer.and_then(|one| one.log_verbosity.clone()).unwrap_or_default(),
             pci_devices: devices.map(|one| one.pci_host_devices.clone()).unwrap_or_default(),
+            mediated_devices: devices.map(|one| one.mediated_devices.clone()).unwrap_or_default(),
         }
     }
 }
@@ -54,11 +57,13 @@ mod tests {
         let settings = read(
             r#"{"spec": {"configuration": {
                 "developerConfiguration": {"logVerbosity": {"virtHandler": 4, "nodeVerbosity": {"one": 6}}},
-                "permittedHostDevices": {"pciHostDevices": [
-                    {"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}]}}}}"#,
+                "permittedHostDevices": {
+                    "pciHostDevices": [{"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}],
+                    "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}]}}}}"#,
         );
         let verbosity = &settings.verbosity;
         assert_eq!((verbosity.of_node("one"), verbosity.of_node("two")), (Some(6), Some(4)));
         assert_eq!(settings.pci_devices[0].resource_name, "nvidia.com/T4");
+        assert_eq!(settings.mediated_devices[0].resource_name, "nvidia.com/vT4");
     }
 }

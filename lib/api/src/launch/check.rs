@@ -92,7 +92,9 @@ pub(super) fn check(launch: &Launch) -> Result {
     for device in &launch.host_devices {
         name("hostDevices", &device.name)?;
     }
-    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()))?;
+    mediated(launch)?;
+    let names = launch.mediated_devices.iter().map(|one| one.name.as_str());
+    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()).chain(names))?;
     unique("hostDevices", launch.host_devices.iter().map(|one| one.address))?;
     unique("devices.inputs", launch.devices.inputs.iter().map(|one| one.name.as_str()))?;
     let orders = launch.disks.iter().filter_map(|disk| disk.boot_order);
@@ -138,11 +140,30 @@ fn path(field: &str, path: &str) -> Result {
     ensure(good, field, "not an absolute path without . and ..")
 }
 
+/// Whether a text is a UUID in its usual form.
+pub fn is_uuid(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    parts.iter().map(|part| part.len()).eq([8, 4, 4, 4, 12])
+        && parts.iter().all(|part| part.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
 fn uuid(path: &str, uuid: &str) -> Result {
-    let parts: Vec<&str> = uuid.split('-').collect();
-    let good = parts.iter().map(|part| part.len()).eq([8, 4, 4, 4, 12])
-        && parts.iter().all(|part| part.bytes().all(|b| b.is_ascii_hexdigit()));
-    ensure(good, path, "not a UUID")
+    ensure(is_uuid(uuid), path, "not a UUID")
+}
+
+fn mediated(launch: &Launch) -> Result {
+    const FIELD: &str = "mediatedDevices";
+    let devices = &launch.mediated_devices;
+    ensure(devices.len() <= DEVICES_MAX, FIELD, "more than 256")?;
+    for device in devices {
+        name(FIELD, &device.name)?;
+        uuid(FIELD, &device.uuid)?;
+        let shown = launch.devices.video.is_some() && device.display;
+        ensure(!device.display || shown, FIELD, "on a screen that the guest does not have")?;
+        ensure(!device.ramfb || shown, FIELD, "a frame buffer that no screen shows")?;
+    }
+    ensure(devices.iter().filter(|one| one.ramfb).count() <= 1, FIELD, "two frame buffers")?;
+    unique(FIELD, devices.iter().map(|one| one.uuid.to_ascii_lowercase()))
 }
 
 fn smbios(launch: &Launch) -> Result {

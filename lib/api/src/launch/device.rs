@@ -165,6 +165,20 @@ pub struct HostDevice {
     pub address: PciAddress,
 }
 
+/// A mediated device of the host, such as a virtual GPU, that is given to the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MediatedDevice {
+    /// Its name, unique among host devices of both kinds.
+    pub name: String,
+    /// Its UUID on the host.
+    pub uuid: String,
+    /// Whether the guest's screen shows it.
+    pub display: bool,
+    /// Whether the screen shows a frame buffer in the guest's memory until the device's driver runs: one device's at most.
+    pub ramfb: bool,
+}
+
 /// An address on PCI, written `0000:65:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

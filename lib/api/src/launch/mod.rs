@@ -19,10 +19,11 @@ mod machine;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use check::is_uuid;
 pub use device::{
-    Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, NicModel, NotPciAddress,
-    PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel, USB_CHANNELS,
-    VideoModel, WatchdogAction, usb_channel,
+    Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, MediatedDevice, NicModel,
+    NotPciAddress, PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel,
+    USB_CHANNELS, VideoModel, WatchdogAction, usb_channel,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,
@@ -170,6 +171,9 @@ pub struct Launch {
     /// Devices of the host that the guest gets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_devices: Vec<HostDevice>,
+    /// Mediated devices of the host that the guest gets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mediated_devices: Vec<MediatedDevice>,
     /// Everything else.
     pub devices: Devices,
     /// Where devices were in an earlier run; empty at the first.

@@ -57,6 +57,9 @@ fn full() -> Value {
             "queues": null, "bootOrder": 2, "acpiIndex": 1, "linkUp": true,
         }],
         "hostDevices": [{"name": "gpu-one", "address": "0000:65:00.0"}],
+        "mediatedDevices": [{
+            "name": "gpu-two", "uuid": "6b4f2c1e-0000-4000-8000-00000000000c", "display": true, "ramfb": true,
+        }],
         "devices": {
             "video": "bochs", "serial": {"log": "/run/ferrovirt/vm/serial0.log"},
             "inputs": [{"name": "tablet", "bus": "usb"}], "guestAgent": true,
@@ -85,12 +88,13 @@ fn a_document_survives_a_round_trip() {
 }
 
 #[test]
-fn a_field_of_a_later_release_is_absent_from_documents_without_it() {
+fn fields_of_a_later_release_are_absent_from_documents_without_them() {
     let mut document = full();
-    // Launchers of the releases before it refuse the field.
+    // Launchers of the releases before them refuse the fields.
     document["devices"].as_object_mut().unwrap().remove("usbChannels");
+    document.as_object_mut().unwrap().remove("mediatedDevices");
     let launch = read(&document).unwrap();
-    assert_eq!(launch.devices.usb_channels, None);
+    assert_eq!((launch.devices.usb_channels, launch.mediated_devices.len()), (None, 0));
     assert_eq!(serde_json::from_slice::<Value>(&launch.write().unwrap()).unwrap(), document);
 }
 
@@ -127,6 +131,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         "/media/0/files/0",
         "/interfaces/0",
         "/hostDevices/0",
+        "/mediatedDevices/0",
         "/devices",
         "/devices/tpm",
         "/devices/balloon",
@@ -139,7 +144,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         assert!(matches!(read(&document), Err(LaunchError::Malformed(_))), "{pointer}");
         refused += 1;
     }
-    assert_eq!(refused, 22);
+    assert_eq!(refused, 23);
 }
 
 #[test]
@@ -197,6 +202,10 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/interfaces/0/mtu", json!(67), "interfaces[0].mtu"),
         ("/interfaces/0/queues", json!(257), "interfaces[0].queues"),
         ("/hostDevices/0/name", json!("Gpu"), "hostDevices"),
+        ("/mediatedDevices/0/name", json!("gpu-one"), "hostDevices"),
+        ("/mediatedDevices/0/uuid", json!("../6b4f2c1e"), "mediatedDevices"),
+        ("/mediatedDevices/0/display", json!(false), "mediatedDevices"),
+        ("/devices/video", json!(null), "mediatedDevices"),
         ("/devices/usbChannels", json!(0), "devices.usbChannels"),
         ("/devices/usbChannels", json!(5), "devices.usbChannels"),
         ("/layout/ports", json!(33), "layout.ports"),

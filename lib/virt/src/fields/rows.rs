@@ -117,11 +117,6 @@ const INSTANCE: &[Row] = &[
     row("domain.devices.gpus[].claimName", Error, NO_CLAIMS),
     row("domain.devices.gpus[].requestName", Error, NO_CLAIMS),
     later("domain.devices.gpus[].tag"),
-    row(
-        "domain.devices.gpus[].virtualGPUOptions",
-        Unsupported,
-        "only for mediated devices, not supported yet",
-    ),
     refused_alone("domain.devices.gpus", NO_DEVICES),
     row("domain.devices.hostDevices[].claimName", Error, NO_CLAIMS),
     row("domain.devices.hostDevices[].requestName", Error, NO_CLAIMS),

@@ -1,14 +1,14 @@
 //! Everything that is neither disk nor network interface.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::launch::{
-    Accelerator, Balloon, Devices, Firmware, HostDevice, Input, InputBus, PanicModel, SerialConsole,
-    SoundModel, Tpm, TpmModel, USB_CHANNELS, VideoModel, WatchdogAction,
+    Accelerator, Balloon, Devices, Firmware, HostDevice, Input, InputBus, MediatedDevice, PanicModel,
+    SerialConsole, SoundModel, Tpm, TpmModel, USB_CHANNELS, VideoModel, WatchdogAction,
 };
 
-use super::Resolution;
 use super::volumes::is_label;
+use super::{HostAddress, Resolution};
 use crate::{host_devices, pod};
 
 /// Seconds between the reports of the balloon.
@@ -46,12 +46,18 @@ impl Resolution<'_> {
     }
 
     /// Each takes the next device that the guest was given of its resource.
-    pub(super) fn host_devices(&mut self) -> Vec<HostDevice> {
-        let mut found: Vec<HostDevice> = Vec::new();
+    pub(super) fn host_devices(&mut self) -> (Vec<HostDevice>, Vec<MediatedDevice>) {
+        let (mut found, mut mediated): (Vec<HostDevice>, Vec<MediatedDevice>) = (Vec::new(), Vec::new());
+        let mut names = BTreeSet::new();
         let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
-        for one in host_devices::requested(self.spec) {
+        let asked = host_devices::requested(self.spec);
+        if asked.iter().filter(|one| one.display.ramfb && one.display.explicit).count() > 1 {
+            self.error("domain.devices.gpus", "configuring multiple displays with ramfb is not valid");
+        }
+        let screen = self.spec.domain.devices.autoattach_graphics_device.unwrap_or(true);
+        for one in asked {
             let name = one.alias();
-            if !is_label(one.name) || found.iter().any(|other| other.name == name) {
+            if !is_label(one.name) || !names.insert(name.clone()) {
                 self.error(
                     &format!("{}.name", one.path),
                     "given twice, or not a name of lower-case letters, digits and -",
@@ -66,11 +72,17 @@ impl Resolution<'_> {
             let address = self.made.host_devices.get(one.resource).and_then(|all| all.get(*place));
             *place += 1;
             match address {
-                Some(address) => found.push(HostDevice { name, address: *address }),
-                None => self.error(&at, format!("the pod has too few PCI devices of {}", one.resource)),
+                Some(HostAddress::Pci(address)) => found.push(HostDevice { name, address: *address }),
+                Some(HostAddress::Mediated(uuid)) => {
+                    let display = screen && one.display.shown;
+                    // QEMU has one such frame buffer.
+                    let ramfb = display && one.display.ramfb && !mediated.iter().any(|other| other.ramfb);
+                    mediated.push(MediatedDevice { name, uuid: uuid.clone(), display, ramfb });
+                }
+                None => self.error(&at, format!("the pod has too few devices of {}", one.resource)),
             }
         }
-        found
+        (found, mediated)
     }
 
     fn video(&mut self, firmware: &Option<Firmware>) -> Option<VideoModel> {

@@ -73,10 +73,19 @@ pub struct Made {
     pub volumes: BTreeMap<String, Backend>,
     /// Attached network interfaces, by name.
     pub taps: BTreeMap<String, Tap>,
-    /// Addresses of the host's devices that the guest was given, by resource.
-    pub host_devices: BTreeMap<String, Vec<PciAddress>>,
+    /// Devices of the host that the guest was given, by resource.
+    pub host_devices: BTreeMap<String, Vec<HostAddress>>,
     /// Where devices were in an earlier run.
     pub layout: Layout,
+}
+
+/// A device of the host that a guest was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostAddress {
+    /// A PCI device.
+    Pci(PciAddress),
+    /// A mediated device, by its UUID.
+    Mediated(String),
 }
 
 /// A volume that is a file or device.
@@ -192,7 +201,7 @@ impl Resolution<'_> {
         let interfaces = self.interfaces();
         let media = self.media();
         let (io_threads, disks) = self.disks(&cpu, &media);
-        let host_devices = self.host_devices();
+        let (host_devices, mediated_devices) = self.host_devices();
         let devices = self.devices(&firmware);
         self.boot_orders();
         self.credentials();
@@ -237,6 +246,7 @@ impl Resolution<'_> {
             media,
             interfaces,
             host_devices,
+            mediated_devices,
             devices,
             layout: self.made.layout.clone(),
             grace_seconds: spec.termination_grace_period_seconds.unwrap_or(GRACE_SECONDS),

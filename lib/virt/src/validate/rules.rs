@@ -18,7 +18,7 @@ use super::{NAMESPACE, is_of_machine, read};
 use crate::finding::{Findings, Verdict};
 use crate::host_devices;
 use crate::machine::Strategy;
-use crate::resolve::{self, Backend, Guest, Host, Made, Objects, Tap};
+use crate::resolve::{self, Backend, Guest, Host, HostAddress, Made, Objects, Tap};
 
 const ACCESS_MODES: [&str; 4] = ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"];
 
@@ -210,9 +210,10 @@ pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
     let taps = resolve::interfaces_of(spec).into_iter().map(|one| (one.name, tap.clone()));
     let mut addresses = (0..=u8::MAX)
         .flat_map(|bus| (0..32).map(move |slot| PciAddress { domain: 0, bus, slot, function: 0 }));
-    let mut devices: BTreeMap<String, Vec<PciAddress>> = BTreeMap::new();
+    let mut devices: BTreeMap<String, Vec<HostAddress>> = BTreeMap::new();
     for (resource, count) in host_devices::resources(spec) {
-        devices.insert(resource.to_owned(), addresses.by_ref().take(count).collect());
+        let some = addresses.by_ref().take(count).map(HostAddress::Pci);
+        devices.insert(resource.to_owned(), some.collect());
     }
     Made {
         folder: "/run/guest".to_owned(),

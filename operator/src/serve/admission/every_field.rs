@@ -19,7 +19,7 @@ use super::settings::Permitted;
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
-const BY_OPERATOR: [&str; 22] = [
+const BY_OPERATOR: [&str; 23] = [
     "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent",
     "accessCredentials[].userPassword",
     "affinity",
@@ -29,6 +29,7 @@ const BY_OPERATOR: [&str; 22] = [
     "domain.devices.clientPassthrough",
     "domain.devices.gpus[].deviceName",
     "domain.devices.gpus[].name",
+    "domain.devices.gpus[].virtualGPUOptions",
     "domain.devices.hostDevices[].deviceName",
     "domain.devices.hostDevices[].name",
     "domain.firmware.kernelBoot",

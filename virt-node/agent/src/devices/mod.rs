@@ -1,21 +1,23 @@
-//! Device plugins: the kubelet counts `devices.kubevirt.io/{kvm,tun,vhost-net}` and the PCI devices that guests may have
-//! ([`pci`]), and gives launcher pods the device nodes.
+//! Device plugins: the kubelet counts `devices.kubevirt.io/{kvm,tun,vhost-net}` and the PCI and mediated devices that guests
+//! may have ([`permitted`]), and gives launcher pods the device nodes.
 //!
 //! ```text
-//! Plugins::start, pci::keep ──► one task per resource (register): socket in the kubelet's directory ─► Register ─► watch
-//!                                            └─► plugin: ListAndWatch (units, healthy or not), Allocate      for a restart
+//! Plugins::start,  ──► one task per resource (register): socket in the kubelet's directory ─► Register ─► watch for
+//! permitted::keep                 └─► plugin: ListAndWatch (units, healthy or not), Allocate               a restart
 //! ```
 //!
 //! Not here: whether KVM works ([`crate::node::kvm`]), and which pods ask for which device (the operator).
 
+pub(crate) mod mediated;
 pub(crate) mod pci;
+pub(crate) mod permitted;
 mod plugin;
 mod register;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use csi::deviceplugin::DeviceSpec;
+use csi::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -70,12 +72,41 @@ pub(crate) type Health = [bool; DEVICES.len()];
 type Units = BTreeMap<String, bool>;
 
 /// The devices that a container gets with a unit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Give {
     /// This device node.
     Node(&'static str),
     /// The PCI device that the unit is called after, found in this directory.
     Pci(PathBuf),
+    /// The mediated device that the unit is called after, found in this directory.
+    Mediated(PathBuf),
+}
+
+/// The name of what a symbolic link of the kernel leads to.
+fn linked(link: &Path) -> Option<String> {
+    std::fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_owned)
+}
+
+/// The environment variable of a container with its devices of a resource, separated by commas.
+fn variable(prefix: &str, resource: &str) -> String {
+    format!("{prefix}_{}", resource.to_uppercase().replace(['/', '.'], "_"))
+}
+
+/// The nodes of VFIO for the devices `ids`, and the variable with them; `group` gives the group of devices that one is isolated
+/// with, or why it has none.
+fn allocate(
+    variable: String,
+    ids: &[String],
+    group: impl Fn(&str) -> Result<String, String>,
+) -> Result<ContainerAllocateResponse, String> {
+    let mut nodes = BTreeSet::from(["/dev/vfio/vfio".to_owned()]);
+    for id in ids {
+        nodes.insert(format!("/dev/vfio/{}", group(id)?));
+    }
+    Ok(ContainerAllocateResponse {
+        envs: [(variable, ids.join(","))].into(),
+        devices: nodes.into_iter().map(node).collect(),
+    })
 }
 
 /// A device node that a container gets under the node's own path.

@@ -1,32 +1,19 @@
-//! PCI devices of the node that guests may have: those of `permittedHostDevices` that are bound to the driver vfio-pci. One
-//! device plugin for each resource that the node has devices of.
+//! PCI devices of the node that guests may have: those of `permittedHostDevices` that are bound to the driver vfio-pci.
 //!
-//! ```text
-//! KubeVirt object (watch) ─┐
-//! /sys/bus/pci/devices  ───┴─► units by resource ─► plugins started, updated, stopped
-//! ```
-//!
-//! Not here: mediated and USB devices, resources of other device plugins (`externalResourceProvider`), binding drivers.
+//! Not here: their plugins ([`super::permitted`]), resources of other device plugins (`externalResourceProvider`), binding
+//! drivers.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use api::kubevirt::PermittedPciDevice;
 use api::launch::PciAddress;
-use cluster::Cache;
 use csi::deviceplugin::ContainerAllocateResponse;
-use tokio::sync::watch;
 
-use super::{Give, Offer, Running, Units, node, start};
-use crate::settings::{Settings, current};
+use super::{Units, linked};
 
-/// The kernel's list of devices.
-const DEVICES: &str = "/sys/bus/pci/devices";
 /// The driver that gives a device to a program.
 const DRIVER: &str = "vfio-pci";
-/// How often the node's devices are looked at: administrators bind drivers at any time.
-const INTERVAL: Duration = Duration::from_secs(10);
 
 /// A device of the node that can be given to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,14 +31,11 @@ fn found(devices: &Path, address: PciAddress) -> Option<Found> {
         let text = std::fs::read_to_string(device.join(name)).ok()?;
         text.trim().strip_prefix("0x").map(str::to_owned)
     };
-    let linked = |name: &str| {
-        let target = std::fs::read_link(device.join(name)).ok()?;
-        target.file_name()?.to_str().map(str::to_owned)
-    };
-    if linked("driver")? != DRIVER {
+    if linked(&device.join("driver"))? != DRIVER {
         return None;
     }
-    let (vendor, product, group) = (number("vendor")?, number("device")?, linked("iommu_group")?);
+    let (vendor, product) = (number("vendor")?, number("device")?);
+    let group = linked(&device.join("iommu_group"))?;
     Some(Found { id: format!("{vendor}:{product}"), group })
 }
 
@@ -74,9 +58,14 @@ fn units(permitted: &[PermittedPciDevice], devices: &BTreeMap<PciAddress, Found>
     resources
 }
 
+/// The node's devices of each resource, found in the kernel's list `devices`.
+pub(super) fn offered(permitted: &[PermittedPciDevice], devices: &Path) -> BTreeMap<String, Units> {
+    if permitted.is_empty() { BTreeMap::new() } else { units(permitted, &all(devices)) }
+}
+
 /// The environment variable of a container with the addresses of its devices of a resource, separated by commas.
 pub(crate) fn variable(resource: &str) -> String {
-    format!("PCI_RESOURCE_{}", resource.to_uppercase().replace(['/', '.'], "_"))
+    super::variable("PCI_RESOURCE", resource)
 }
 
 /// The device nodes and the variable for the devices `ids` of a resource; an error names the one that is gone.
@@ -85,53 +74,11 @@ pub(super) fn allocate(
     resource: &str,
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, String> {
-    let mut nodes = BTreeSet::from(["/dev/vfio/vfio".to_owned()]);
-    for id in ids {
+    super::allocate(variable(resource), ids, |id| {
         let device = id.parse().ok().and_then(|address| found(devices, address));
         let gone = || format!("{id} is no PCI device that is bound to {DRIVER} and isolated by an IOMMU");
-        nodes.insert(format!("/dev/vfio/{}", device.ok_or_else(gone)?.group));
-    }
-    Ok(ContainerAllocateResponse {
-        envs: [(variable(resource), ids.join(","))].into(),
-        devices: nodes.into_iter().map(node).collect(),
+        device.map(|device| device.group).ok_or_else(gone)
     })
-}
-
-/// Keeps the plugins true as long as the process runs. `directory` is the kubelet's.
-pub(crate) async fn keep(settings: Cache<Settings>, directory: PathBuf) {
-    settings.synced().await;
-    let mut changes = settings.changes();
-    let mut plugins: BTreeMap<String, (watch::Sender<Units>, Running)> = BTreeMap::new();
-    loop {
-        let permitted = &current(&settings).pci_devices;
-        let idle = permitted.is_empty();
-        let devices = if idle { BTreeMap::new() } else { all(Path::new(DEVICES)) };
-        let units = units(permitted, &devices);
-        plugins.retain(|resource, _| units.contains_key(resource));
-        for (resource, units) in units {
-            match plugins.get(&resource) {
-                Some((tell, _)) => {
-                    tell.send_if_modified(|known| {
-                        let new = *known != units;
-                        *known = units;
-                        new
-                    });
-                }
-                None if units.is_empty() => {}
-                None => {
-                    let (tell, units) = watch::channel(units);
-                    let socket = format!("kubevirt-{}.sock", resource.replace('/', "-"));
-                    let give = Give::Pci(PathBuf::from(DEVICES));
-                    let offer = Offer { resource: resource.clone(), socket, units, give };
-                    plugins.insert(resource, (tell, start(offer, &directory)));
-                }
-            }
-        }
-        tokio::select! {
-            _ = changes.next() => {}
-            () = tokio::time::sleep(INTERVAL), if !idle => {}
-        }
-    }
 }
 
 #[cfg(test)]

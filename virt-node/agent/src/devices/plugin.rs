@@ -11,7 +11,7 @@ use csi::deviceplugin::{
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{Give, Offer, Units, node, pci};
+use super::{Give, Offer, Units, mediated, node, pci};
 
 /// A resource's plugin.
 #[derive(Clone, Debug)]
@@ -35,6 +35,7 @@ impl Plugin {
                 ..ContainerAllocateResponse::default()
             }),
             Give::Pci(devices) => pci::allocate(devices, &self.0.resource, ids),
+            Give::Mediated(devices) => mediated::allocate(devices, &self.0.resource, ids),
         }
     }
 }

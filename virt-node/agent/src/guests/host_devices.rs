@@ -3,16 +3,17 @@
 //! The kubelet gives a container the device nodes, and the device plugin adds a variable with the addresses to its
 //! environment. A launcher that changes its environment gains nothing: it can open the nodes of its container only.
 //!
-//! Not here: which devices there are ([`crate::devices::pci`]).
+//! Not here: which devices there are ([`crate::devices::permitted`]).
 
 use std::collections::BTreeMap;
 
 use api::kubevirt::VirtualMachineInstanceSpec;
-use api::launch::{NotPciAddress, PciAddress};
+use api::launch::is_uuid;
 use virt::host_devices::resources;
+use virt::resolve::HostAddress;
 
 use super::disks;
-use crate::devices::pci;
+use crate::devices::{mediated, pci};
 use crate::error::{Error, Kind, Result};
 use crate::pods::process::Process;
 
@@ -21,14 +22,14 @@ const NODES: &str = "/dev/vfio";
 /// Memory that may be locked in addition to the guest's: the devices' own.
 const DEVICE_MEMORY: u64 = 1 << 30;
 
-/// Addresses of the devices that the kubelet gave to a launcher, by resource.
+/// The devices that the kubelet gave to a launcher, by resource.
 ///
 /// # Errors
-/// [`Kind::Content`]: a variable is no list of addresses; others: the launcher is gone.
+/// [`Kind::Content`]: a variable is no list of addresses or UUIDs; others: the launcher is gone.
 pub(super) fn given(
     spec: &VirtualMachineInstanceSpec,
     launcher: &Process,
-) -> Result<BTreeMap<String, Vec<PciAddress>>> {
+) -> Result<BTreeMap<String, Vec<HostAddress>>> {
     let resources = resources(spec);
     if resources.is_empty() {
         return Ok(BTreeMap::new());
@@ -36,22 +37,27 @@ pub(super) fn given(
     addresses(resources.into_keys(), &launcher.environment()?)
 }
 
-/// Addresses by resource, from the variables of an environment.
+/// Devices by resource, from the variables of an environment.
 fn addresses<'a>(
     resources: impl Iterator<Item = &'a str>,
     environment: &BTreeMap<String, String>,
-) -> Result<BTreeMap<String, Vec<PciAddress>>> {
+) -> Result<BTreeMap<String, Vec<HostAddress>>> {
+    let pci = |text: &str| text.parse().ok().map(HostAddress::Pci);
+    let mediated = |text: &str| is_uuid(text).then(|| HostAddress::Mediated(text.to_owned()));
+    let read = |variable: String, what: &str, parse: &dyn Fn(&str) -> Option<HostAddress>| {
+        let list = environment.get(&variable).map_or("", String::as_str);
+        let parsed = list.split(',').map(str::trim).filter(|one| !one.is_empty()).map(parse);
+        let wrong = || {
+            let text = format!("{variable} of the launcher's container is no list of {what}");
+            Error::new(Kind::Content, text)
+        };
+        parsed.collect::<Option<Vec<HostAddress>>>().ok_or_else(wrong)
+    };
     let mut found = BTreeMap::new();
     for resource in resources {
-        let variable = pci::variable(resource);
-        let list = environment.get(&variable).map_or("", String::as_str);
-        let parsed = list.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::parse);
-        let parsed: std::result::Result<Vec<PciAddress>, NotPciAddress> = parsed.collect();
-        let wrong = |error| {
-            let text = format!("{variable} of the launcher's container is no list of PCI addresses");
-            Error::with(Kind::Content, text, error)
-        };
-        found.insert(resource.to_owned(), parsed.map_err(wrong)?);
+        let mut all = read(pci::variable(resource), "PCI addresses", &pci)?;
+        all.extend(read(mediated::variable(resource), "UUIDs of mediated devices", &mediated)?);
+        found.insert(resource.to_owned(), all);
     }
     Ok(found)
 }
@@ -75,28 +81,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_of_the_resources_variables() {
-        let environment = |value: &str| {
+    fn devices_are_those_of_the_resources_variables() {
+        const UUID: &str = "6b4f2c1e-0000-4000-8000-000000000001";
+        let environment = |pci: &str, mediated: &str| {
             let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-            [("PCI_RESOURCE_NVIDIA_COM_T4", value), ("PCI_RESOURCE_OTHER", "0000:01:00.0")].map(pair).into()
+            let other = ("PCI_RESOURCE_OTHER", "0000:01:00.0");
+            let both =
+                [("PCI_RESOURCE_NVIDIA_COM_T4", pci), ("MDEV_PCI_RESOURCE_NVIDIA_COM_T4", mediated), other];
+            both.map(pair).into()
         };
-        for (value, wanted) in [
-            ("0000:65:00.0", Some(vec!["0000:65:00.0"])),
-            ("0000:65:00.0,0000:b3:00.1", Some(vec!["0000:65:00.0", "0000:b3:00.1"])),
-            ("0000:65:00.0,", Some(vec!["0000:65:00.0"])),
-            ("", Some(vec![])),
-            ("65:00.0", None),
-            ("0000:65:20.0", None),
-            ("../../x", None),
+        let pci = |text: &str| HostAddress::Pci(text.parse().unwrap());
+        let mediated = |text: &str| HostAddress::Mediated(text.to_owned());
+        for (addresses_given, uuids, wanted) in [
+            ("0000:65:00.0", "", Some(vec![pci("0000:65:00.0")])),
+            ("0000:65:00.0,0000:b3:00.1", "", Some(vec![pci("0000:65:00.0"), pci("0000:b3:00.1")])),
+            ("0000:65:00.0,", "", Some(vec![pci("0000:65:00.0")])),
+            ("", UUID, Some(vec![mediated(UUID)])),
+            ("0000:65:00.0", UUID, Some(vec![pci("0000:65:00.0"), mediated(UUID)])),
+            ("", "", Some(vec![])),
+            ("65:00.0", "", None),
+            ("0000:65:20.0", "", None),
+            ("../../x", "", None),
+            ("", "../../x", None),
         ] {
-            let found = addresses(["nvidia.com/T4"].into_iter(), &environment(value));
+            let found = addresses(["nvidia.com/T4"].into_iter(), &environment(addresses_given, uuids));
             let found = found.ok().map(|mut all| all.remove("nvidia.com/T4").unwrap());
-            let wanted: Option<Vec<PciAddress>> =
-                wanted.map(|all| all.into_iter().map(|one| one.parse().unwrap()).collect());
-            assert_eq!(found, wanted, "{value}");
+            assert_eq!(found, wanted, "{addresses_given} {uuids}");
         }
         // Nothing was given: the rules of the guest find too few.
-        let found = addresses(["nvidia.com/T5"].into_iter(), &environment("")).unwrap();
+        let found = addresses(["nvidia.com/T5"].into_iter(), &environment("", "")).unwrap();
         assert_eq!(found["nvidia.com/T5"], []);
     }
 }

@@ -1,11 +1,10 @@
 //! Controllers, network interfaces, and all that is no disk.
 
 use api::launch::{
-    Bus, HostDevice, Input, InputBus, Interface, Launch, Layout, NicModel, PciAddress, Slot, SoundModel,
-    VideoModel, Word,
+    Bus, Input, InputBus, Interface, Launch, Layout, NicModel, PciAddress, Slot, SoundModel, VideoModel, Word,
 };
 
-use super::board::yes_no;
+use super::board::{on_off, yes_no};
 use super::layout::{
     self, BALLOON, BRIDGE, MEMORY, RNG, SCSI, SERIAL, SOUND, USB, USB_PORTS, WATCHDOG, input_alias,
     net_alias, unit_key, user_alias,
@@ -138,19 +137,25 @@ fn interface(launch: &Launch, layout: &Layout, one: &Interface) -> Element {
         .child(address(layout, &alias))
 }
 
-/// Devices of the host. Their driver there is vfio-pci already: the launcher may not bind drivers.
+/// Devices of the host. Their driver there is VFIO's already: the launcher may not bind drivers.
 pub(super) fn host_devices(launch: &Launch, layout: &Layout) -> Vec<Element> {
-    let device = |one: &HostDevice| {
-        let source = Element::new("source").child(numbers(Element::new("address"), one.address));
-        Element::new("hostdev")
-            .with("mode", "subsystem")
-            .with("type", "pci")
-            .with("managed", "no")
-            .child(source)
-            .child(user_alias(&one.name))
-            .child(address(layout, &one.name))
+    let device = |kind: &'static str| {
+        Element::new("hostdev").with("mode", "subsystem").with("type", kind).with("managed", "no")
     };
-    launch.host_devices.iter().map(device).collect()
+    let placed = |element: Element, at: Element, name: &str| {
+        let element = element.child(Element::new("source").child(at));
+        element.child(user_alias(name)).child(address(layout, name))
+    };
+    let pci = launch
+        .host_devices
+        .iter()
+        .map(|one| placed(device("pci"), numbers(Element::new("address"), one.address), &one.name));
+    let mediated = launch.mediated_devices.iter().map(|one| {
+        let element = device("mdev").with("model", "vfio-pci").with("display", on_off(one.display));
+        let element = if one.ramfb { element.with("ramfb", "on") } else { element };
+        placed(element, Element::new("address").with("uuid", &one.uuid), &one.name)
+    });
+    pci.chain(mediated).collect()
 }
 
 /// Everything else.

@@ -155,7 +155,9 @@ fn devices(launch: &Launch, units: &BTreeMap<String, u16>) -> Vec<(String, Kind)
     devices.extend(sata.into_iter().map(|index| (sata_alias(index), Kind::Conventional)));
     let disks = launch.disks.iter().filter(|disk| disk.bus == Bus::Virtio);
     devices.extend(disks.map(|disk| (disk_alias(&disk.name), virtio)));
-    devices.extend(launch.host_devices.iter().map(|one| (one.name.clone(), Kind::Express)));
+    let mediated = launch.mediated_devices.iter().map(|one| &one.name);
+    let host_devices = launch.host_devices.iter().map(|one| &one.name).chain(mediated);
+    devices.extend(host_devices.map(|name| (name.clone(), Kind::Express)));
     for (wanted, alias, kind) in [
         (launch.devices.balloon.is_some(), BALLOON, virtio),
         (launch.devices.rng, RNG, virtio),

@@ -70,6 +70,7 @@ golden! {
     many_sata: "many-sata",
     kernel: "kernel",
     host_devices: "host-devices",
+    mediated_devices: "mediated-devices",
     usb_channels: "usb-channels",
 }
 

@@ -13,7 +13,7 @@ use api::launch::{Accelerator, BlockSizes, DiskFormat, Launch, Layout, PciAddres
 use api::manifest;
 use api::resource::Confidential;
 use virt::finding::Finding;
-use virt::resolve::{Backend, Guest, Host, Made, Objects, Tap, resolve};
+use virt::resolve::{Backend, Guest, Host, HostAddress, Made, Objects, Tap, resolve};
 
 pub(crate) mod code;
 pub(crate) mod program;
@@ -135,8 +135,12 @@ pub(crate) fn resolved(instance: &VirtualMachineInstance, layout: Layout) -> (Op
         let mac = format!("02:00:00:00:00:{index:02x}");
         (name, Tap { link: format!("tap{index}"), mac, mtu: 1400, many_queues: true, dhcp: None })
     });
-    let address = |bus| PciAddress { domain: 0, bus, slot: 0, function: 1 };
-    let host_devices = BTreeMap::from([("example.com/card".to_owned(), vec![address(0x65), address(0xb3)])]);
+    let pci = |bus| HostAddress::Pci(PciAddress { domain: 0, bus, slot: 0, function: 1 });
+    let mediated = |last| HostAddress::Mediated(format!("00000000-0000-4000-8000-0000000000{last}"));
+    let host_devices = BTreeMap::from([
+        ("example.com/card".to_owned(), vec![pci(0x65), pci(0xb3)]),
+        ("example.com/share".to_owned(), vec![mediated("d1"), mediated("d2"), mediated("d3")]),
+    ]);
     let made = Made {
         folder: "/run/ferrovirt/guest".to_owned(),
         state: "/var/lib/ferrovirt/guest".to_owned(),
