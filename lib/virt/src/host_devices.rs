@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_screen_shows_a_virtual_gpu_unless_its_options_say_otherwise() {
+    fn a_virtual_gpu_has_the_screen_unless_its_options_forbid_it() {
         for (options, wanted) in [
             (json!(null), (true, true, false)),
             (json!({}), (false, false, false)),

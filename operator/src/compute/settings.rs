@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use api::core::LabelSelector;
 use api::kubevirt::{ComponentPlacement, PermittedHostDevices};
-use api::quantity;
 use api::resource::LocalReference;
 use cluster::{Cache, Client, Resource, Scope};
 use serde::Deserialize;
 
 use super::context::Context;
-use super::launcher::{SKIP_HOOKS, Settings};
+use super::launcher::{SKIP_HOOKS, Settings, percent};
 use crate::view::{Age, Gates, oldest};
 
 /// The feature gate of images that the kubelet mounts.
@@ -58,6 +58,8 @@ struct Configuration {
     #[serde(rename = "obsoleteCPUModels")]
     obsolete_cpu_models: BTreeMap<String, bool>,
     permitted_host_devices: Option<PermittedHostDevices>,
+    #[serde(rename = "autoCPULimitNamespaceLabelSelector")]
+    auto_cpu_limit_namespace_label_selector: Option<LabelSelector>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -99,13 +101,6 @@ pub(super) fn merged(base: &Settings, configuration: &Cache<KubeVirt>) -> Settin
 /// A text that is not empty.
 fn given(text: &Option<String>) -> Option<String> {
     text.clone().filter(|text| !text.is_empty())
-}
-
-/// A ratio such as `1.5` in per cent, from 1 to 100; others do not count.
-fn percent(ratio: &str) -> Option<u32> {
-    let decimal = ratio.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    let thousandths = decimal.then(|| quantity::bytes(&format!("{ratio}k")).ok()).flatten()?;
-    u32::try_from(thousandths / 10).ok().filter(|percent| (100..=10_000).contains(percent))
 }
 
 fn over(base: &Settings, object: &KubeVirt) -> Settings {
@@ -152,6 +147,10 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
         host_devices: configuration.permitted_host_devices.clone(),
         node_selectors: developer.node_selectors.clone(),
         placement: object.spec.workloads.node_placement.clone().unwrap_or_default(),
+        cpu_limit_namespaces: configuration
+            .auto_cpu_limit_namespace_label_selector
+            .clone()
+            .or_else(|| base.cpu_limit_namespaces.clone()),
     }
 }
 
@@ -208,6 +207,10 @@ mod tests {
         let none = object(r#"{"spec": {"configuration": {"permittedHostDevices": {}}}}"#);
         let none = over(&base, &none).host_devices;
         assert_eq!(none, Some(PermittedHostDevices::default()), "an empty list permits none");
+        let limited = r#"{"spec": {"configuration": {"autoCPULimitNamespaceLabelSelector":
+            {"matchLabels": {"limited": "true"}}}}}"#;
+        let namespaces = over(&base, &object(limited)).cpu_limit_namespaces.unwrap();
+        assert_eq!(namespaces.match_labels["limited"], "true");
         let obsolete =
             r#"{"spec": {"configuration": {"obsoleteCPUModels": {"486": true, "Penryn": false}}}}"#;
         let models = over(&base, &object(obsolete)).obsolete_models;

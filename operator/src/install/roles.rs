@@ -21,6 +21,10 @@ pub(super) const FLAVORS: &[&str] = &[
     "virtualmachineclusterpreferences",
 ];
 
+/// Those of them that belong to no namespace.
+pub(super) const CLUSTER_FLAVORS: &[&str] =
+    &["virtualmachineclusterinstancetypes", "virtualmachineclusterpreferences"];
+
 /// A rule: groups, resources, verbs.
 pub(super) fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
     json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
@@ -125,6 +129,8 @@ fn operator() -> Vec<Value> {
         rule("pool.kubevirt.io", &["virtualmachinepools"], READ),
         rule("pool.kubevirt.io", &["virtualmachinepools/status"], &["patch"]),
         rule("instancetype.kubevirt.io", FLAVORS, &["get"]),
+        // Those that the platform ships.
+        rule("instancetype.kubevirt.io", CLUSTER_FLAVORS, &["list", "watch", "create", "update", "delete"]),
         rule(
             "cdi.kubevirt.io",
             &[
@@ -175,6 +181,9 @@ fn operator() -> Vec<Value> {
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
         rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),
         rule("", &["pods/finalizers"], &["update"]),
+        // Limits that launcher pods have because of their namespace.
+        rule("", &["resourcequotas"], &["list"]),
+        rule("", &["namespaces"], &["get"]),
         // Readiness gates of launcher pods.
         rule("", &["pods/status"], &["patch"]),
         rule("", &["persistentvolumeclaims"], WRITE),

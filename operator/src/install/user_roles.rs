@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use super::roles::{FLAVORS, RBAC, cluster_role, rule};
+use super::roles::{CLUSTER_FLAVORS, FLAVORS, RBAC, cluster_role, rule};
 use super::{object, with};
 
 const READ: &[&str] = &["get", "list", "watch"];
@@ -111,11 +111,7 @@ pub(super) fn roles() -> Vec<Value> {
     ));
     all.extend(everyone(
         "instancetype.kubevirt.io:view",
-        &[rule(
-            "instancetype.kubevirt.io",
-            &["virtualmachineclusterinstancetypes", "virtualmachineclusterpreferences"],
-            READ,
-        )],
+        &[rule("instancetype.kubevirt.io", CLUSTER_FLAVORS, READ)],
     ));
     all.extend(everyone(
         "cdi.kubevirt.io:config-reader",

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::endpoints::Endpoints;
 use super::hyperconverged::render::Child;
+use super::instancetypes::apply::Flavors;
 use super::plan::{self, Action, Component, Observed, ObservedOwner, Release, Side, State};
 use super::status::{self, Note};
 use super::without;
@@ -47,6 +48,8 @@ struct Platform {
     conditions: Vec<Condition>,
     /// The platform's own conditions of its settings.
     notes: Vec<Note>,
+    /// Whether the cluster is to have the shipped instance types and preferences; of `KubeVirt` alone.
+    flavors: bool,
 }
 
 impl Platform {
@@ -80,6 +83,12 @@ impl From<&KubeVirt> for Platform {
             version: observed_kube_virt_version.unwrap_or_default(),
             registry: observed_kube_virt_registry.unwrap_or_default(),
             notes: notes(Side::Compute, &object.spec),
+            flavors: object
+                .spec
+                .configuration
+                .as_ref()
+                .and_then(|configuration| configuration.common_instancetypes_deployment.as_ref()?.enabled)
+                .unwrap_or(true),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
@@ -165,6 +174,7 @@ pub struct Controller {
     deployments: Cache<Component>,
     daemon_sets: Cache<Component>,
     endpoints: Endpoints,
+    flavors: Flavors,
     queue: Queue<(Side, Key)>,
 }
 
@@ -178,12 +188,19 @@ impl Controller {
         };
         let kubevirts = follow(Side::Compute, &queue).start::<KubeVirt>(client, KUBEVIRTS, &Scope::all());
         let cdis = follow(Side::Storage, &queue).start::<Cdi>(client, CDIS, &Scope::all());
-        let all = {
-            let (queue, kubevirts, cdis) = (queue.clone(), kubevirts.clone(), cdis.clone());
+        let compute = {
+            let (queue, kubevirts) = (queue.clone(), kubevirts.clone());
             move || {
                 for (key, _) in kubevirts.all() {
                     queue.add((Side::Compute, key));
                 }
+            }
+        };
+        let flavors = Flavors::start(client, compute.clone());
+        let all = {
+            let (queue, cdis) = (queue.clone(), cdis.clone());
+            move || {
+                compute();
                 for (key, _) in cdis.all() {
                     queue.add((Side::Storage, key));
                 }
@@ -209,6 +226,7 @@ impl Controller {
             deployments,
             daemon_sets,
             endpoints,
+            flavors,
             queue,
         }
     }
@@ -222,6 +240,7 @@ impl Controller {
             cache.synced().await;
         }
         self.endpoints.synced().await;
+        self.flavors.synced().await;
         let this = self.clone();
         self.queue
             .run(1, stop, move |(side, key)| {
@@ -263,9 +282,10 @@ impl Controller {
                 .collect(),
             services: self.endpoints.ready(),
             workloads: if object.deleting { self.workloads(side).await? } else { 0 },
+            flavors: object.deleting && side == Side::Compute && self.flavors.left(),
         };
         let state = plan::state(side, &observed);
-        match plan::plan(&observed.object, &state) {
+        match plan::plan(&observed, &state) {
             Some(Action::Hold) => {
                 self.set_finalizers(resource, key, &object, |all| all.push(side.finalizer().to_owned()))
                     .await?;
@@ -273,6 +293,11 @@ impl Controller {
                 return Ok(Outcome::Done);
             }
             Some(Action::DeleteWorkloads) => self.delete_workloads(side).await?,
+            Some(Action::DeleteFlavors) => {
+                self.flavors.advance(false).await?;
+                // The cache may not have seen the last ones go.
+                return Ok(Outcome::After(RECOUNT));
+            }
             Some(Action::Release) => {
                 self.set_finalizers(resource, key, &object, |all| all.retain(|one| one != side.finalizer()))
                     .await?;
@@ -281,6 +306,14 @@ impl Controller {
             None => {}
         }
         self.report(side, key, &object, &state).await?;
+        let stays = match state {
+            State::Deploying(_) | State::Updating(..) | State::Degraded(_) | State::Deployed => true,
+            State::Duplicate(_) | State::Waiting(_) | State::Removing(_) | State::Removed => false,
+        };
+        // A few at a time, so that the status follows the components.
+        if stays && side == Side::Compute && self.flavors.advance(object.flavors).await? {
+            return Ok(Outcome::After(Duration::ZERO));
+        }
         Ok(match state {
             State::Waiting(_) | State::Removing(_) => Outcome::After(RECOUNT),
             State::Duplicate(_)

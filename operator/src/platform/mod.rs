@@ -5,6 +5,8 @@
 //! KubeVirt, CDI, Deployments, DaemonSets, EndpointSlices ─► Observed ─► plan ─► actions ─► apply ─► finalizer, workloads, status
 //! ```
 //!
+//! With `KubeVirt` come the instance types and preferences that every cluster has ([`instancetypes`]).
+//!
 //! [`mod@plan`] decides and [`mod@status`] reports, both pure; [`mod@apply`] does.
 //!
 //! Not here: installing the components ([`crate::install`]), and refusing a deletion at admission.
@@ -14,6 +16,7 @@ pub mod apply;
 pub(crate) mod endpoints;
 pub mod hostpath;
 pub mod hyperconverged;
+mod instancetypes;
 pub mod plan;
 mod replicas;
 pub mod status;

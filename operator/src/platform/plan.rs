@@ -99,6 +99,8 @@ pub struct Observed {
     pub services: BTreeSet<String>,
     /// Workloads that exist: VMs and instances, or DataVolumes. Counted only while the object is being deleted.
     pub workloads: usize,
+    /// Whether instance types and preferences are left that go with the object. Counted only while it is being deleted.
+    pub flavors: bool,
 }
 
 /// State of one side of the platform.
@@ -129,13 +131,15 @@ pub enum Action {
     Hold,
     /// Delete all workloads.
     DeleteWorkloads,
+    /// Delete the instance types and preferences that the platform ships.
+    DeleteFlavors,
     /// Remove the finalizer: the object may go.
     Release,
 }
 
 /// The state that an object is in.
 pub fn state(side: Side, observed: &Observed) -> State {
-    let Observed { object, older, deployed, target, components, services, workloads } = observed;
+    let Observed { object, older, deployed, target, components, services, workloads, flavors: _ } = observed;
     if object.deleting {
         return match (*workloads, object.waits) {
             // A duplicate never owned the workloads.
@@ -162,8 +166,13 @@ pub fn state(side: Side, observed: &Observed) -> State {
 }
 
 /// The next step; the status is reported besides.
-pub fn plan(object: &ObservedOwner, state: &State) -> Option<Action> {
+pub fn plan(observed: &Observed, state: &State) -> Option<Action> {
+    let object = &observed.object;
     match state {
+        // Those of a duplicate are the older object's.
+        State::Removed if object.held && observed.flavors && observed.older.is_none() => {
+            Some(Action::DeleteFlavors)
+        }
         State::Removed if object.held => Some(Action::Release),
         State::Removing(_) => Some(Action::DeleteWorkloads),
         State::Deploying(_) | State::Updating(..) | State::Degraded(_) | State::Deployed if !object.held => {
@@ -196,7 +205,7 @@ mod tests {
 
     fn next(observed: &Observed) -> (State, Option<Action>) {
         let state = state(Side::Compute, observed);
-        let action = plan(&observed.object, &state);
+        let action = plan(observed, &state);
         (state, action)
     }
 
@@ -269,5 +278,21 @@ mod tests {
             let one = Observed { workloads, ..observed(object(waits)) };
             assert_eq!(next(&one), wanted, "waits {waits}, workloads {workloads}");
         }
+    }
+
+    #[test]
+    fn instance_types_go_after_the_workloads_and_before_their_object() {
+        let object = || ObservedOwner { deleting: true, held: true, waits: false };
+        for (workloads, flavors, older, wanted) in [
+            (1, true, None, Action::DeleteWorkloads),
+            (0, true, None, Action::DeleteFlavors),
+            (0, false, None, Action::Release),
+            (0, true, Some("kubevirt".to_owned()), Action::Release),
+        ] {
+            let one = Observed { workloads, flavors, older, ..observed(object()) };
+            assert_eq!(next(&one).1, Some(wanted), "{one:?}");
+        }
+        let held = ObservedOwner { held: true, ..ObservedOwner::default() };
+        assert_eq!(next(&Observed { flavors: true, ..observed(held) }), (State::Deployed, None));
     }
 }

@@ -1,14 +1,9 @@
 //! Launcher pods that lose their labels or owner, against the compute controllers and a real API server (`make kube`): the
 //! instance is not taken for one without a pod. There is no scheduler: pods stay Pending.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Delete, Events, Key, Resource};
-use operator::args::{Args, Command};
-use operator::config::Config;
-use operator::context::Context;
-use operator::health::Health;
+use cluster::{Delete, Key, Resource};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -17,20 +12,6 @@ use crate::site::{PODS, Site, TEAM, eventually, kind};
 const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 const NODES: Resource = Resource::cluster("", "v1", "nodes");
 const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
-
-/// The context of the compute controllers, with an administrator's rights.
-fn context(site: &Site) -> Context {
-    let arguments = ["operator", "run", "--area", "compute"];
-    let Command::Run(run) = <Args as clap::Parser>::try_parse_from(arguments).unwrap().command else {
-        panic!("not the command run")
-    };
-    Context {
-        client: site.admin.clone(),
-        events: Events::start(&site.admin, "ferrovirt-operator", "tests"),
-        config: Arc::new(Config::new(&run).unwrap()),
-        health: Health::default(),
-    }
-}
 
 /// Creates an instance and waits until it has its pod.
 async fn create(site: &Site, name: &str) {
@@ -57,7 +38,7 @@ async fn instance_is_not_failed_while_its_pod_exists() {
     let installed = site.install(|object| kind(object) == "CustomResourceDefinition");
     assert!(installed.status.success(), "{installed:?}");
     let (stopper, stop) = cluster::stop::pair();
-    let controllers = tokio::spawn(operator::compute::run(context(&site), stop));
+    let controllers = tokio::spawn(operator::compute::run(site.context("compute"), stop));
     for (name, change) in [
         ("unlabelled", json!({"labels": {"kubevirt.io": null, "kubevirt.io/created-by": null}})),
         ("half", json!({"labels": {"kubevirt.io/created-by": null}})),
@@ -85,7 +66,7 @@ async fn node_with_instances_and_no_agent_has_an_event() {
     let installed = site.install(|object| kind(object) == "CustomResourceDefinition");
     assert!(installed.status.success(), "{installed:?}");
     let (stopper, stop) = cluster::stop::pair();
-    let controllers = tokio::spawn(operator::compute::run(context(&site), stop));
+    let controllers = tokio::spawn(operator::compute::run(site.context("compute"), stop));
     create(&site, "vm").await;
     let running = json!({"status": {"phase": "Running", "nodeName": "node"}});
     site.admin.merge_patch::<IgnoredAny>(INSTANCES, &Key::new(TEAM, "vm"), &running).await.unwrap();

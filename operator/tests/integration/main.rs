@@ -5,9 +5,11 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod conformance;
+mod instance_types;
 mod lost_pods;
 mod manifests;
 mod policies;
+mod quotas;
 mod removal;
 mod requirements;
 mod rights;

@@ -66,10 +66,15 @@ const LOCAL: [Bound; 8] = [
 ];
 
 /// Rights beyond: group, resource (`*`: any), verbs, reason.
-const BEYOND: [(&str, &str, &str, &str); 34] = [
+const BEYOND: [(&str, &str, &str, &str); 36] = [
     ("kubevirt.io", "*", "*", "virtual machines: virt-operator's and virt-controller's work"),
     ("pool.kubevirt.io", "*", "*", "pools of virtual machines"),
-    ("instancetype.kubevirt.io", "*", "get", "instance types of virtual machines"),
+    (
+        "instancetype.kubevirt.io",
+        "*",
+        "*",
+        "instance types of virtual machines, and those that the platform ships",
+    ),
     ("hco.kubevirt.io", "*", "*", "HyperConverged"),
     ("ssp.kubevirt.io", "*", "*", "a child of HyperConverged"),
     (
@@ -80,6 +85,8 @@ const BEYOND: [(&str, &str, &str, &str); 34] = [
     ),
     ("hostpathprovisioner.kubevirt.io", "*", "*", "the operator of hostpath-provisioner"),
     ("", "events", "list patch", "events of provisioners about claims; an event that comes again is counted"),
+    ("", "namespaces", "get", "the ratio of automatic memory limits, and the label of automatic CPU limits"),
+    ("", "resourcequotas", "list", "whether a namespace demands limits of launcher pods"),
     ("", "nodes", "get list watch patch", "placement, silent nodes and their mark"),
     ("", "persistentvolumeclaims/status", "patch", "a condition of claims on a node that is gone"),
     (

@@ -3,10 +3,14 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::credentials::Credentials;
-use cluster::{Client, Config, Key, Resource};
+use cluster::{Client, Config, Events, Key, Resource};
+use operator::args::{Args, Command as Subcommand};
+use operator::context::Context;
+use operator::health::Health;
 use operator::install::{Settings, manifests, yaml};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -67,11 +71,25 @@ impl Site {
         self.folder.path().join("kubeconfig")
     }
 
-    /// Starts the garbage collector and the namespace controller.
+    /// The context of an area's controllers, with an administrator's rights.
+    pub(crate) fn context(&self, area: &str) -> Context {
+        let arguments = ["operator", "run", "--area", area];
+        let parsed = <Args as clap::Parser>::try_parse_from(arguments).unwrap().command;
+        let Subcommand::Run(run) = parsed else { panic!("not the command run") };
+        Context {
+            client: self.admin.clone(),
+            events: Events::start(&self.admin, "ferrovirt-operator", "tests"),
+            config: Arc::new(operator::config::Config::new(&run).unwrap()),
+            health: Health::default(),
+        }
+    }
+
+    /// Starts the garbage collector, the namespace controller and the one that counts what quotas have.
     pub(crate) fn start_controllers(&mut self) {
         let flags = [
             format!("--kubeconfig={}", self.kubeconfig().display()),
-            "--controllers=garbage-collector-controller,namespace-controller".to_owned(),
+            "--controllers=garbage-collector-controller,namespace-controller,resourcequota-controller"
+                .to_owned(),
             "--leader-elect=false".to_owned(),
             "--secure-port=0".to_owned(),
         ];

@@ -15,6 +15,7 @@ mod open;
 mod preference;
 mod requirements;
 mod revision;
+mod shipped;
 mod size;
 
 use api::instancetype::{VirtualMachineInstancetypeSpec, VirtualMachinePreferenceSpec};
@@ -24,6 +25,7 @@ use api::resource::ObjectMeta;
 pub use infer::{Inference, InferenceError, LOOKUPS_MAX, Lookup, Place, begin, next};
 pub use requirements::unmet;
 pub use revision::{Revision, read, revision, revision_name};
+pub use shipped::{Shipped, shipped};
 
 /// API group of instance types and preferences.
 pub const GROUP: &str = "instancetype.kubevirt.io";

@@ -1,8 +1,8 @@
-//! Every common instance type with every common preference: applied field by field as the rules have it, or refused by
-//! the requirements of the preference. `common.txt` has the values of release 1.7.0.
+//! Every shipped instance type with every shipped preference: applied field by field as the rules have it, or refused by
+//! the requirements of the preference.
 //!
 //! The rules are written a second time here, as paths: [`SIZES`] and [`PREFERENCES`] give the field of the template for
-//! each field of the files.
+//! each field of the objects.
 
 use api::kind::Kind;
 use serde_json::{Map, Value, json};
@@ -11,8 +11,6 @@ use super::*;
 use crate::fields::Place as Where;
 use crate::finding::Verdict;
 use crate::validate;
-
-const COMMON: &str = include_str!("common.txt");
 
 /// Fields of instance types, and the template's.
 const SIZES: [(&str, &str); 7] = [
@@ -56,42 +54,40 @@ const PREFERENCES: [(&str, &str); 26] = [
     ("annotations", ""),
 ];
 
-/// A line of the file: kind, name, fields with their values.
+/// An instance type or preference: its name, and the fields of its spec by path with their values.
 struct Line {
-    kind: &'static str,
+    which: Which,
     name: &'static str,
-    fields: Vec<(&'static str, Value)>,
+    spec: Value,
+    fields: Vec<(String, Value)>,
 }
 
 fn lines() -> Vec<Line> {
-    let field = |field: &'static str| {
-        let (path, text) = field.split_once('=').unwrap();
-        let value = match text {
-            // Texts, whatever they look like.
-            _ if path.starts_with("annotations.") => json!(text),
-            "{}" => json!({}),
-            "True" => json!(true),
-            "False" => json!(false),
-            _ => text.parse::<u64>().map_or_else(|_| json!(text), |number| json!(number)),
-        };
-        (path, value)
+    let line = |one: Shipped| {
+        let spec = one.object()["spec"].clone();
+        let mut fields = Vec::new();
+        leaves(&spec, "", &mut fields);
+        Line { which: one.which, name: one.name, spec, fields }
     };
-    let line = |line: &'static str| {
-        let (head, fields) = line.split_once(": ").unwrap();
-        let (kind, name) = head.split_once(' ').unwrap();
-        Line { kind, name, fields: fields.split(' ').map(field).collect() }
-    };
-    COMMON.lines().map(line).collect()
+    shipped().map(line).collect()
 }
 
-/// Sets a field: steps with dots between them, numbers for places of lists. An annotation's name is one step.
+/// Adds the fields of an object that have no fields of their own.
+fn leaves(value: &Value, path: &str, found: &mut Vec<(String, Value)>) {
+    let Some(fields) = value.as_object().filter(|fields| !fields.is_empty()) else {
+        found.push((path.to_owned(), value.clone()));
+        return;
+    };
+    for (name, field) in fields {
+        let dot = if path.is_empty() { "" } else { "." };
+        leaves(field, &format!("{path}{dot}{name}"), found);
+    }
+}
+
+/// Sets a field: steps with dots between them, numbers for places of lists.
 fn set(object: &mut Value, path: &str, value: Value) {
     let mut place = object;
-    let (steps, last) = match path.split_once("annotations.") {
-        Some((before, name)) => (format!("{before}annotations"), Some(name)),
-        None => (path.to_owned(), None),
-    };
-    for step in steps.split('.').chain(last) {
+    for step in path.split('.') {
         place = match step.parse::<usize>() {
             Ok(index) => &mut place[index],
             Err(_) => &mut place[step],
@@ -101,14 +97,8 @@ fn set(object: &mut Value, path: &str, value: Value) {
 }
 
 impl Line {
-    fn spec(&self) -> Value {
-        let mut spec = json!({});
-        self.fields.iter().for_each(|(path, value)| set(&mut spec, path, value.clone()));
-        spec
-    }
-
     fn get(&self, path: &str) -> Option<&Value> {
-        self.fields.iter().find(|(one, _)| *one == path).map(|(_, value)| value)
+        self.fields.iter().find(|(one, _)| one == path).map(|(_, value)| value)
     }
 
     fn number(&self, path: &str) -> Option<u64> {
@@ -194,10 +184,10 @@ fn expected(size: &Line, preference: &Line) -> (Value, Map<String, Value>) {
     for (path, value) in &size.fields {
         if let Some(name) = path.strip_prefix("annotations.") {
             annotations.insert(name.to_owned(), value.clone());
-        } else if *path == "memory.overcommitPercent" {
+        } else if path == "memory.overcommitPercent" {
             let left = size.bytes("memory.guest").unwrap() * (100 - value.as_u64().unwrap()) / 100;
             spec["domain"]["resources"] = json!({"requests": {"memory": left.to_string()}});
-        } else if *path != "cpu.guest" {
+        } else if path != "cpu.guest" {
             set(&mut spec, &target(&SIZES, path).unwrap(), value.clone());
         }
     }
@@ -207,7 +197,7 @@ fn expected(size: &Line, preference: &Line) -> (Value, Map<String, Value>) {
             continue;
         }
         // Of the preferred bus depends whether the disk can have a thread.
-        let threads = *path == "devices.preferredDiskDedicatedIoThread";
+        let threads = path == "devices.preferredDiskDedicatedIoThread";
         if threads && preference.get("devices.preferredDiskBus") != Some(&json!("virtio")) {
             continue;
         }
@@ -225,18 +215,17 @@ fn written(spec: Value) -> Value {
 }
 
 #[test]
-fn every_common_instance_type_with_every_common_preference() {
+fn every_shipped_instance_type_with_every_shipped_preference() {
     let lines = lines();
     let (sizes, preferences): (Vec<&Line>, Vec<&Line>) =
-        lines.iter().partition(|one| one.kind == "instancetype");
-    assert_eq!((sizes.len(), preferences.len()), (65, 54));
+        lines.iter().partition(|one| one.which == Which::Instancetype);
     let (mut applied, mut refused) = (0, 0);
     for size in &sizes {
         for preference in &preferences {
             let name = format!("{} {}", size.name, preference.name);
             let flavor = Flavor {
-                instancetype: Some(serde_json::from_value(size.spec()).unwrap()),
-                preference: Some(serde_json::from_value(preference.spec()).unwrap()),
+                instancetype: Some(serde_json::from_value(size.spec.clone()).unwrap()),
+                preference: Some(serde_json::from_value(preference.spec.clone()).unwrap()),
             };
             let mut spec: VirtualMachineInstanceSpec = serde_json::from_value(template(preference)).unwrap();
             if let Some(word) = refusal(size, preference) {

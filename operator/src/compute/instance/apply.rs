@@ -18,9 +18,11 @@ use super::status::{CreateError, status};
 use crate::compute::caches::{CLAIMS, INSTANCES, LAUNCHERS, PODS};
 use crate::compute::clock;
 use crate::compute::context::Context;
-use crate::compute::launcher::{self, Attachment, Facts, Purpose, State};
+use crate::compute::launcher::{self, Attachment, AutoLimits, Facts, Purpose, State};
 use crate::view::{Instance, Pod, condition};
 
+const QUOTAS: Resource = Resource::namespaced("", "v1", "resourcequotas");
+const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
 const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions");
 /// Annotation of a definition with the resource that pods on its network need.
 const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
@@ -279,7 +281,8 @@ async fn create(context: &Context, observed: &Observed<'_>, purpose: Purpose) ->
         State::There(claim) => Some(claim.metadata.name.as_str()),
         State::Unneeded | State::Missing | State::Going => None,
     };
-    let facts = Facts { is_block: &is_block, networks: &networks, state };
+    let limits = limits(context, &meta.namespace).await?;
+    let facts = Facts { is_block: &is_block, networks: &networks, state, limits };
     let pod = launcher::pod(&whole, &context.settings(), purpose, &facts)
         .map_err(|error| Failed::Refused { message: error.to_string(), again: false })?;
     match context.client.create::<IgnoredAny>(PODS, &meta.namespace, &pod).await {
@@ -339,6 +342,19 @@ async fn attach(
         Err(error) if error.is_already_exists() => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The limits of pods in a namespace.
+async fn limits(context: &Context, namespace: &str) -> cluster::Result<AutoLimits> {
+    let client = &context.client;
+    let quotas: Vec<launcher::Quota> = client.list(QUOTAS, &Scope::all().namespace(namespace)).await?;
+    let settings = context.settings();
+    let selector = settings.cpu_limit_namespaces.as_ref();
+    let labels = match launcher::needs_namespace(&quotas, selector) {
+        true => client.get(NAMESPACES, &Key::cluster(namespace)).await?,
+        false => launcher::Namespace::default(),
+    };
+    Ok(launcher::limits(&quotas, &labels, selector))
 }
 
 /// The resources that the definitions of an instance's networks name.

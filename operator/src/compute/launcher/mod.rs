@@ -17,6 +17,7 @@ mod name;
 mod network;
 mod placement;
 mod probes;
+mod quota;
 mod resources;
 mod state;
 mod storage;
@@ -26,15 +27,19 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::core::NodePlacement;
+use api::core::{LabelSelector, NodePlacement};
 use api::kubevirt::{PermittedHostDevices, VirtualMachineInstance, VirtualMachineInstanceSpec};
+use api::quantity;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 pub(super) use attachment::{Attachment, OWNER_NAME, OWNER_UID, VOLUME, attachment, attachment_name};
 pub(super) use name::{label_value, pod_name};
 pub(super) use network::{NETWORKS_MAX, definitions};
+pub(super) use quota::{AutoLimits, Namespace, Quota, limits, needs_namespace};
 pub(super) use state::{State, claim as state_claim, state};
+
+use crate::storage::names::PROVISIONS;
 
 /// Program of container `compute`.
 const LAUNCHER: &str = "/usr/bin/virt-launcher";
@@ -46,8 +51,6 @@ const GRACE_MARGIN: u64 = 30;
 const GRACE: u64 = 30;
 /// Annotation that leaves Velero's hooks out: of a VM, an instance or the KubeVirt object.
 pub(super) const SKIP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
-/// Annotation of pods that only use an instance's claims once.
-pub(super) const PROVISIONS: &str = "kubevirt.io/ephemeral-provisioning";
 /// Annotations of instances that are about the object, or would give its pod another meaning.
 const KEPT_FROM_PODS: [&str; 4] = [
     "kubectl.kubernetes.io/last-applied-configuration",
@@ -94,6 +97,8 @@ pub(super) struct Settings {
     pub(super) node_selectors: BTreeMap<String, String>,
     /// Nodes of all guests (`workloads.nodePlacement`): labels, affinity to nodes, taints that are tolerated.
     pub(super) placement: NodePlacement,
+    /// Namespaces where pods have a CPU limit without a quota (`autoCPULimitNamespaceLabelSelector`).
+    pub(super) cpu_limit_namespaces: Option<LabelSelector>,
 }
 
 impl Default for Settings {
@@ -116,8 +121,16 @@ impl Default for Settings {
             host_devices: None,
             node_selectors: BTreeMap::new(),
             placement: NodePlacement::default(),
+            cpu_limit_namespaces: None,
         }
     }
+}
+
+/// A ratio such as `1.5` in per cent, from 1 to 100; others do not count.
+pub(super) fn percent(ratio: &str) -> Option<u32> {
+    let decimal = ratio.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let thousandths = decimal.then(|| quantity::bytes(&format!("{ratio}k")).ok()).flatten()?;
+    u32::try_from(thousandths / 10).ok().filter(|percent| (100..=10_000).contains(percent))
 }
 
 /// The purpose of a pod.
@@ -137,6 +150,8 @@ pub(super) struct Facts<'a> {
     pub(super) networks: &'a [String],
     /// The claim for what the guest keeps besides its disks.
     pub(super) state: Option<&'a str>,
+    /// Limits because of the namespace.
+    pub(super) limits: AutoLimits,
 }
 
 /// Why no pod can be made for an instance.
@@ -188,7 +203,7 @@ pub(super) fn pod(
             Purpose::Provision => json!([LAUNCHER, "--version"]),
         },
         "securityContext": container_security(),
-        "resources": resources::compute(spec, raw, settings)?,
+        "resources": resources::compute(spec, raw, settings, facts.limits)?,
         "volumeMounts": storage.mounts,
     });
     if purpose == Purpose::Guest {

@@ -4,7 +4,7 @@ use api::kubevirt::VirtualMachineInstanceSpec;
 use api::quantity;
 use serde_json::{Map, Value, json};
 
-use super::{Settings, Unsupported};
+use super::{AutoLimits, Settings, Unsupported};
 
 const MIB: u64 = 1 << 20;
 /// virt-launcher with libvirt embedded, and the pages that it shares.
@@ -71,11 +71,12 @@ fn guest_memory(spec: &VirtualMachineInstanceSpec) -> Result<u64, Unsupported> {
     Err(Unsupported::field("spec.domain.memory.guest", "no memory is given for the guest"))
 }
 
-/// `resources` of container `compute`. `raw` is the instance's spec.
+/// `resources` of container `compute`. `raw` is the instance's spec; `automatic`: limits where it gives none.
 pub(super) fn compute(
     spec: &VirtualMachineInstanceSpec,
     raw: &Value,
     settings: &Settings,
+    automatic: AutoLimits,
 ) -> Result<Value, Unsupported> {
     let guest = guest_memory(spec)?;
     let beside = overhead(spec, guest, settings);
@@ -90,20 +91,26 @@ pub(super) fn compute(
     };
     let (mut requests, mut limits) = (Map::new(), Map::new());
 
+    let memory_request;
     let hugepages = spec.domain.memory.as_ref().and_then(|memory| memory.hugepages.as_ref());
     if let Some(size) = hugepages.and_then(|hugepages| hugepages.page_size.as_ref()) {
         let name = format!("hugepages-{}", size);
         requests.insert(name.clone(), json!(guest.to_string()));
         limits.insert(name, json!(guest.to_string()));
-        requests.insert("memory".into(), json!(beside.to_string()));
+        memory_request = beside;
     } else {
         let limit = bytes("limits", "memory")?;
         let overcommitted = guest.saturating_mul(100) / u64::from(settings.memory_overcommit.max(1));
         let request = bytes("requests", "memory")?.or(limit).unwrap_or(overcommitted);
-        requests.insert("memory".into(), json!(request.saturating_add(beside).to_string()));
+        memory_request = request.saturating_add(beside);
         if let Some(limit) = limit {
             limits.insert("memory".into(), json!(limit.saturating_add(beside).to_string()));
         }
+    }
+    requests.insert("memory".into(), json!(memory_request.to_string()));
+    if let (Some(percent), None) = (automatic.memory_percent, limits.get("memory")) {
+        let limit = memory_request.saturating_mul(u64::from(percent)) / 100;
+        limits.insert("memory".into(), json!(limit.to_string()));
     }
 
     let count = vcpus(spec);
@@ -121,6 +128,10 @@ pub(super) fn compute(
         requests.insert("cpu".into(), given("requests", "cpu").or(limit).cloned().unwrap_or(share));
         if let Some(limit) = limit {
             limits.insert("cpu".into(), limit.clone());
+        } else if automatic.cpu {
+            // Whole CPUs, at least those that are requested.
+            let cpus = bytes("requests", "cpu")?.unwrap_or(0).max(count);
+            limits.insert("cpu".into(), json!(cpus.to_string()));
         }
     }
     for list in ["requests", "limits"] {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Facts, Purpose, SKIP_HOOKS, Settings, Unsupported, definitions, pod};
+use super::{AutoLimits, Facts, Purpose, SKIP_HOOKS, Settings, Unsupported, definitions, pod};
 use api::kubevirt::VirtualMachineInstance;
 
 /// Claims that are block devices.
@@ -13,7 +13,7 @@ fn is_block(claim: &str) -> bool {
     claim.starts_with("block")
 }
 
-const FACTS: Facts<'_> = Facts { is_block: &is_block, networks: &[], state: None };
+const FACTS: Facts<'_> = Facts { is_block: &is_block, networks: &[], state: None, limits: AutoLimits::NONE };
 
 fn settings() -> Settings {
     Settings { image: "localhost/ferrovirt:virt-launcher".into(), emulation: true, ..Settings::default() }
@@ -249,7 +249,7 @@ fn settings_of_the_platform_reach_the_pod() {
     assert_eq!(memory(&changed), (1 << 30) + overhead * 3 / 2);
     let login = Settings { pull_secrets: ["login".to_owned()].into(), ..settings() };
     assert_eq!(made(&login).unwrap()["spec"]["imagePullSecrets"], json!([{"name": "login"}]));
-    let disk = json!({"domain": memory("1Gi"), "volumes": [
+    let disk = json!({"domain": {"memory": {"guest": "1Gi"}}, "volumes": [
         {"name": "os", "containerDisk": {"image": "registry/os:1", "imagePullSecret": "disk"}}]});
     for (settings, wanted) in
         [(settings(), json!([{"name": "disk"}])), (login, json!([{"name": "disk"}, {"name": "login"}]))]
@@ -458,6 +458,45 @@ fn resources_of_networks_are_asked_for_as_often_as_networks_need_them() {
             assert_eq!(resources["bridge.network.kubevirt.io/br1"], wanted, "{purpose:?}");
         }
     }
+}
+
+#[test]
+fn limits_of_the_namespace_are_those_of_instances_without_their_own() {
+    let none = AutoLimits::NONE;
+    let both = AutoLimits { memory_percent: Some(150), cpu: true };
+    let guest = |more: Value| {
+        let mut domain = json!({"memory": {"guest": "1Gi"}, "cpu": {"sockets": 2, "cores": 2}});
+        domain.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        domain
+    };
+    let of = |domain: &Value, limits| {
+        let facts = Facts { limits, ..FACTS };
+        let made = pod(&instance(&json!({"domain": domain})), &settings(), Purpose::Guest, &facts).unwrap();
+        made["spec"]["containers"][0]["resources"].clone()
+    };
+    let number = |resources: &Value, list: &str| {
+        resources[list]["memory"].as_str().and_then(|text| text.parse::<u64>().ok())
+    };
+    for (domain, memory, cpu) in [
+        // Each vCPU, and half as much memory again as is requested.
+        (guest(json!({})), true, json!("4")),
+        (guest(json!({"resources": {"limits": {"memory": "2Gi"}}})), false, json!("4")),
+        (guest(json!({"resources": {"limits": {"cpu": "500m"}}})), true, json!("500m")),
+        // A limit is never below the request.
+        (guest(json!({"resources": {"requests": {"cpu": "4500m"}}})), true, json!("5")),
+        (guest(json!({"memory": {"guest": "1Gi", "hugepages": {"pageSize": "2Mi"}}})), true, json!("4")),
+    ] {
+        let (before, after) = (of(&domain, none), of(&domain, both));
+        assert_eq!(before["requests"], after["requests"], "{domain}");
+        assert_eq!(after["limits"]["cpu"], cpu, "{domain}");
+        let request = number(&before, "requests").unwrap();
+        let wanted = if memory { Some(request * 3 / 2) } else { number(&before, "limits") };
+        assert_eq!(number(&after, "limits"), wanted, "{domain}");
+        assert!(!memory || number(&before, "limits").is_none(), "{domain}");
+    }
+    // Pinned vCPUs have limits already.
+    let pinned = guest(json!({"cpu": {"cores": 2, "dedicatedCpuPlacement": true}}));
+    assert_eq!(of(&pinned, none), of(&pinned, both));
 }
 
 #[test]

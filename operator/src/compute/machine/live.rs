@@ -9,6 +9,7 @@
 //! Which fields are followed is decided in [`virt::live`], and in [`interfaces`]. Not here: the guest's part (the node agent).
 
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec as Spec};
+use api::resource::Quantity;
 use cluster::{JsonPatch, Key};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -19,8 +20,9 @@ use virt::live;
 use super::plan::Observed;
 use super::status::of_generation;
 use super::{interfaces, render};
-use crate::compute::caches::{INSTANCES, MACHINES, REVISIONS};
+use crate::compute::caches::{INSTANCES, MACHINES, PODS, REVISIONS};
 use crate::compute::context::{Compared, Context};
+use crate::compute::launcher::{self, Purpose};
 use crate::flavor::{self, Unusable};
 
 /// Annotation of an instance with the names of volumes that are not in its VM's template, separated by commas.
@@ -68,6 +70,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
     };
     let mut wanted = VirtualMachine::deserialize(&applied).ok()?.spec.template.spec;
     add_ephemeral_volumes(&mut wanted, &run);
+    let limited = limited(context, &wanted, &run).await.ok()?;
     let mut settled = true;
     if instance.status.phase == "Running" && !instance.metadata.deleting() {
         if !meta.deleting()
@@ -80,7 +83,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
             return None;
         }
         let there = run.status.as_ref().map(|status| status.volume_status.clone()).unwrap_or_default();
-        let next = followed(&wanted, &run.spec, &there, context.settings().live_update);
+        let next = followed(&wanted, &run.spec, &there, context.settings().live_update, limited);
         settled = next == run.spec && live::follow_volumes(&wanted, &run.spec, &[]) == run.spec;
         if let Some(patch) = patch(uid, &running["spec"], &run.spec, &next)
             && let Err(error) = context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await
@@ -94,8 +97,9 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
     }
     let revision = Key::new(&meta.namespace, &render::revision_name(&meta.uid, started));
     let revision: Value = context.client.find_cached(REVISIONS, &revision).await.ok()??;
+    let live_update = context.settings().live_update;
     let restart_required =
-        restart_required(&whole, &revision, &wanted, &run.spec, &running, context.settings().live_update);
+        restart_required(&whole, &revision, &wanted, &run.spec, &running, live_update, limited);
     let compared = Compared { generation: meta.generation, instance: uid.clone(), restart_required, settled };
     context.remember(key, Some(compared));
     Some(restart_required)
@@ -134,12 +138,18 @@ fn add_ephemeral_volumes(wanted: &mut Spec, run: &VirtualMachineInstance) {
     }
 }
 
-/// The spec that the instance is to have.
-fn followed(wanted: &Spec, run: &Spec, there: &[api::kubevirt::VolumeStatus], live_update: bool) -> Spec {
+/// The spec that the instance is to have. `limited`: its launcher's pod has a memory limit.
+fn followed(
+    wanted: &Spec,
+    run: &Spec,
+    there: &[api::kubevirt::VolumeStatus],
+    live_update: bool,
+    limited: bool,
+) -> Spec {
     let mut next = live::follow_volumes(wanted, run, there);
     if live_update {
         next = live::follow_size(wanted, &next);
-        if limited(run) {
+        if limited {
             next.domain.memory.clone_from(&run.domain.memory);
         }
         next.node_selector.clone_from(&wanted.node_selector);
@@ -149,8 +159,29 @@ fn followed(wanted: &Spec, run: &Spec, there: &[api::kubevirt::VolumeStatus], li
     next
 }
 
-/// Whether the launcher's pod has a memory limit, which more memory of its guest would exceed.
-fn limited(run: &Spec) -> bool {
+/// Memory of the guest.
+fn memory(spec: &Spec) -> Option<&Quantity> {
+    spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref())
+}
+
+/// Whether the launcher's pod has a memory limit, which more memory of its guest would exceed: the instance's, or one
+/// because of its namespace. The pod is read only if the memory is to change.
+async fn limited(context: &Context, wanted: &Spec, run: &VirtualMachineInstance) -> cluster::Result<bool> {
+    if has_limit(&run.spec) || memory(wanted) == memory(&run.spec) {
+        return Ok(has_limit(&run.spec));
+    }
+    let meta = &run.metadata;
+    let name = launcher::pod_name(&meta.name, meta.uid.as_deref().unwrap_or_default(), Purpose::Guest);
+    let key = Key::new(meta.namespace.as_deref().unwrap_or_default(), &name);
+    let pod: Option<Value> = context.client.find(PODS, &key).await?;
+    let containers = pod.as_ref().and_then(|pod| pod["spec"]["containers"].as_array());
+    Ok(containers.into_iter().flatten().any(|container| {
+        container["name"] == "compute" && container["resources"]["limits"]["memory"].is_string()
+    }))
+}
+
+/// Whether the instance itself gives its pod a memory limit.
+fn has_limit(run: &Spec) -> bool {
     let resources = run.domain.resources.as_ref();
     let hugepages = run.domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some());
     hugepages || resources.is_some_and(|resources| resources.limits.contains_key("memory"))
@@ -184,6 +215,7 @@ fn restart_required(
     run: &Spec,
     instance: &Value,
     live_update: bool,
+    limited: bool,
 ) -> bool {
     let (mut now, mut then) = (machine["spec"].clone(), revision["data"]["spec"].clone());
     interfaces::leave_out(&mut now["template"]["spec"], &mut then["template"]["spec"], instance);
@@ -197,8 +229,7 @@ fn restart_required(
     if other(Which::Preference) {
         return true;
     }
-    let memory = |spec: &Spec| spec.domain.memory.as_ref().and_then(|memory| memory.guest.clone());
-    if limited(run) && memory(wanted).is_some() && memory(wanted) != memory(run) {
+    if limited && memory(wanted).is_some() && memory(wanted) != memory(run) {
         return true;
     }
     if other(Which::Instancetype) || now["instancetype"].is_object() {
@@ -278,29 +309,27 @@ mod tests {
             ("cores", cores(machine(1, "1Gi", &none)), true, 0),
         ] {
             let run = run(&before);
-            let next = followed(&spec(&after), &run, &[], true);
+            let next = followed(&spec(&after), &run, &[], true, false);
             let changed = patch("u", &serde_json::to_value(&run).unwrap(), &run, &next);
             let count = changed.map_or(0, |patch| patch.operations().len() / 2);
             assert_eq!(count, patched, "{name}");
             assert_eq!(
-                restart_required(&after, &revision, &spec(&after), &next, &Value::Null, true),
+                restart_required(&after, &revision, &spec(&after), &next, &Value::Null, true, false),
                 restart,
                 "{name}"
             );
         }
-        let limit = |mut machine: Value| {
-            let limits = json!({"limits": {"memory": "1Gi"}});
-            machine["spec"]["template"]["spec"]["domain"]["resources"] = limits;
-            machine
-        };
-        let (limited, grown) = (limit(machine(1, "1Gi", &none)), limit(machine(1, "2Gi", &none)));
-        let revision_of_limited = json!({"data": {"spec": limited["spec"]}});
-        let next = followed(&spec(&grown), &run(&limited), &[], true);
-        assert_eq!(next, run(&limited), "a pod with a memory limit");
-        assert!(restart_required(&grown, &revision_of_limited, &spec(&grown), &next, &Value::Null, true));
+        let grown = machine(1, "2Gi", &none);
+        let next = followed(&spec(&grown), &run(&before), &[], true, true);
+        assert_eq!(next, run(&before), "a pod with a memory limit");
+        assert!(restart_required(&grown, &revision, &spec(&grown), &next, &Value::Null, true, true));
+        let mut own = before.clone();
+        assert!(!has_limit(&spec(&own)));
+        own["spec"]["template"]["spec"]["domain"]["resources"] = json!({"limits": {"memory": "1Gi"}});
+        assert!(has_limit(&spec(&own)));
         let staged = machine(2, "1Gi", &none);
         assert!(
-            restart_required(&staged, &revision, &spec(&staged), &run(&before), &Value::Null, false),
+            restart_required(&staged, &revision, &spec(&staged), &run(&before), &Value::Null, false, false),
             "staged"
         );
         // A guest that has grown does not shrink.
@@ -310,7 +339,8 @@ mod tests {
             &spec(&before),
             &run(&machine(2, "1Gi", &none)),
             &Value::Null,
-            true
+            true,
+            false
         ));
     }
 
@@ -322,9 +352,9 @@ mod tests {
         let small = run(&machine(1, "1Gi", &none));
         for (sockets, memory, restart) in [(2, "2Gi", false), (5, "2Gi", true), (1, "8Gi", true)] {
             let wanted = spec(&machine(sockets, memory, &none));
-            let next = followed(&wanted, &small, &[], true);
+            let next = followed(&wanted, &small, &[], true, false);
             assert_eq!(
-                restart_required(&of("large"), &revision, &wanted, &next, &Value::Null, true),
+                restart_required(&of("large"), &revision, &wanted, &next, &Value::Null, true, false),
                 restart,
                 "{sockets} {memory}"
             );
@@ -337,7 +367,8 @@ mod tests {
             &spec(&machine(1, "1Gi", &none)),
             &small,
             &Value::Null,
-            true
+            true,
+            false
         ));
     }
 }

@@ -4,6 +4,7 @@ use cluster::Resource;
 use serde_json::{Value, json};
 
 use super::{REVISIONS, get, instance, patch};
+use crate::platform::hyperconverged::alone;
 use crate::platform::machines::machine;
 use crate::platform::place::{INSTANCES, MACHINES, PLACE};
 
@@ -11,6 +12,9 @@ const TYPES: Resource =
     Resource::namespaced("instancetype.kubevirt.io", "v1beta1", "virtualmachineinstancetypes");
 const PREFERENCES: Resource =
     Resource::namespaced("instancetype.kubevirt.io", "v1beta1", "virtualmachinepreferences");
+const SHIPPED_PREFERENCES: Resource =
+    Resource::cluster("instancetype.kubevirt.io", "v1beta1", "virtualmachineclusterpreferences");
+const QUOTAS: Resource = Resource::namespaced("", "v1", "resourcequotas");
 const REPLICA_SETS: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstancereplicasets");
 const POOLS: Resource = Resource::namespaced("pool.kubevirt.io", "v1beta1", "virtualmachinepools");
 
@@ -30,6 +34,14 @@ fn flavor(kind: &str, name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
+/// Creates an object by kubectl without storing it.
+fn dry_run(namespace: &str, object: &Value) -> Result<String, String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), object.to_string()).unwrap();
+    let file = file.path().to_str().unwrap();
+    PLACE.kubectl(&["-n", namespace, "create", "--dry-run=server", "-f", file])
+}
+
 #[test]
 fn instance_type_and_preference_decide_and_are_kept() {
     let namespace = "typed";
@@ -43,10 +55,7 @@ fn instance_type_and_preference_decide_and_are_kept() {
     vm["spec"]["preference"] = json!({"name": "plain", "kind": "VirtualMachinePreference"});
     // The instance type decides the size.
     vm["spec"]["template"]["spec"]["domain"]["memory"] = json!({"guest": "128Mi"});
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), vm.to_string()).unwrap();
-    let create = ["-n", namespace, "create", "-f", file.path().to_str().unwrap()];
-    let conflict = PLACE.kubectl(&create).unwrap_err();
+    let conflict = dry_run(namespace, &vm).unwrap_err();
     assert!(conflict.contains("conflicts with selected instance type"), "{conflict}");
     let domain = vm["spec"]["template"]["spec"]["domain"].as_object_mut().unwrap();
     domain.remove("memory");
@@ -80,23 +89,105 @@ fn instance_type_and_preference_decide_and_are_kept() {
     PLACE.remove_namespace(namespace);
 }
 
+/// Instance types and preferences that the platform ships, as far as they are there.
+fn shipped() -> usize {
+    let kinds = "virtualmachineclusterinstancetypes,virtualmachineclusterpreferences";
+    let vendor = "instancetype.kubevirt.io/vendor=kubevirt.io";
+    PLACE.kubectl(&["get", kinds, "-l", vendor, "-o", "name"]).unwrap().lines().count()
+}
+
+/// In a namespace with a quota that refuses pods without limits.
+#[test]
+fn shipped_instance_type_and_preference_run_a_guest_and_can_be_switched_off() {
+    // The setting is of HyperConverged.
+    let _alone = alone();
+    let namespace = "shipped";
+    PLACE.namespace(namespace);
+    PLACE.until(namespace, "all instance types and preferences are there", || {
+        (shipped() == 65 + 54).then_some(())
+    });
+    let hard = json!({"limits.cpu": "2", "limits.memory": "4Gi"});
+    PLACE.create(QUOTAS, namespace, &json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "limits"}, "spec": {"hard": hard},
+    }));
+    let mut vm = machine("vm", "Always", &json!({"emptyDisk": {"capacity": "1Mi"}}));
+    vm["spec"]["instancetype"] = json!({"name": "u1.nano"});
+    vm["spec"]["preference"] = json!({"name": "alpine"});
+    let domain = vm["spec"]["template"]["spec"]["domain"].as_object_mut().unwrap();
+    domain.remove("memory");
+    domain["devices"]["disks"] = json!([{"name": "root", "disk": {}}]);
+    PLACE.create(MACHINES, namespace, &vm);
+    PLACE.until_status(namespace, "vm", "Running");
+    let run = instance(namespace, "vm");
+    assert_eq!(run["spec"]["domain"]["memory"]["guest"], "512Mi");
+    assert_eq!(run["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"], "virtio");
+    assert_eq!(run["metadata"]["annotations"]["kubevirt.io/cluster-instancetype-name"], "u1.nano");
+    assert_eq!(run["metadata"]["annotations"]["kubevirt.io/cluster-preference-name"], "alpine");
+    let used = "jsonpath={.status.used.limits\\.cpu} {.status.hard.limits\\.cpu}";
+    PLACE.until(namespace, "the quota counts the guest's vCPU and its helpers", || {
+        let used = PLACE.kubectl(&["-n", namespace, "get", "resourcequota", "limits", "-o", used]).unwrap();
+        (used.starts_with('1') && used.ends_with(" 2")).then_some(())
+    });
+    // Changes of other clients are undone.
+    let change = json!({"spec": {"requirements": {"cpu": {"guest": 9}}}}).to_string();
+    let of = |name: &str| PLACE.find(SHIPPED_PREFERENCES, "", name);
+    PLACE.kubectl(&["patch", "vmcp", "cirros", "--type=merge", "-p", &change]).unwrap();
+    PLACE.until(namespace, "the preference is restored", || {
+        (of("cirros")?["spec"]["requirements"]["cpu"]["guest"] == 1).then_some(())
+    });
+    // The guest keeps its revisions when they are gone.
+    let set = |value: &Value| {
+        let (platform, object) =
+            (e2e::platform::settings().namespace, "hyperconverged.hco.kubevirt.io/kubevirt-hyperconverged");
+        let patch =
+            json!({"spec": {"workloadSources": {"commonInstancetypesDeployment": value}}}).to_string();
+        PLACE.kubectl(&["-n", &platform, "patch", object, "--type=merge", "-p", &patch]).unwrap();
+    };
+    set(&json!({"enabled": false}));
+    PLACE.until(namespace, "none is there", || (shipped() == 0).then_some(()));
+    let expanded = get(namespace, "virtualmachines/vm/expand-spec").unwrap();
+    assert_eq!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"], "512Mi");
+    set(&Value::Null);
+    PLACE.until(namespace, "all are back", || (shipped() == 65 + 54).then_some(()));
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.remove_namespace(namespace);
+}
+
 #[test]
 fn sets_and_pools_scale() {
     let namespace = "sets";
     PLACE.namespace(namespace);
     let selector = json!({"matchLabels": {"app": "set"}});
-    PLACE.create(REPLICA_SETS, namespace, &json!({
+    let set = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {"name": "rs"},
         "spec": {"replicas": 1, "selector": selector, "template": template()},
-    }));
-    let pool = json!({"matchLabels": {"app": "pool"}});
-    PLACE.create(POOLS, namespace, &json!({
+    });
+    let pool = json!({
         "apiVersion": "pool.kubevirt.io/v1beta1", "kind": "VirtualMachinePool", "metadata": {"name": "pool"},
-        "spec": {"replicas": 1, "selector": pool, "virtualMachineTemplate": {
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "pool"}}, "virtualMachineTemplate": {
             "metadata": {"labels": {"app": "pool"}},
             "spec": {"runStrategy": "Always", "template": template()},
         }},
-    }));
+    });
+    let unbacked = json!([{"name": "testdisk", "disk": {}}]);
+    let disk = "domain.devices.disks[0]";
+    for (set, template, validator) in [
+        (&set, "/spec/template", "virtualmachinereplicaset-validator.kubevirt.io"),
+        (&pool, "/spec/virtualMachineTemplate/spec/template", "virtualmachinepool-validator.kubevirt.io"),
+    ] {
+        let mut wrong = set.clone();
+        wrong.pointer_mut(template).unwrap()["spec"]["domain"]["devices"]["disks"] = unbacked.clone();
+        let path = template[1..].replace('/', ".");
+        let expected = format!("admission webhook {validator:?} denied the request: {path}.spec.{disk}");
+        let refusal = dry_run(namespace, &wrong).unwrap_err();
+        assert!(refusal.contains(&expected), "{refusal}");
+        let mut unmatched = set.clone();
+        unmatched["spec"]["selector"] = json!({"matchLabels": {"app": "other"}});
+        let refusal = dry_run(namespace, &unmatched).unwrap_err();
+        assert!(refusal.contains("selector does not match labels."), "{refusal}");
+    }
+    PLACE.create(REPLICA_SETS, namespace, &set);
+    PLACE.create(POOLS, namespace, &pool);
     let ready = |resource, name: &str, count: u64| {
         PLACE.until(namespace, &format!("{name} has {count} that are ready"), || {
             let set = PLACE.find(resource, namespace, name).unwrap();
