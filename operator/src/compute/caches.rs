@@ -357,12 +357,17 @@ impl Caches {
         config.overhead(class).map(str::to_owned)
     }
 
+    /// The claim of a VM's volume, by its name.
+    pub(super) fn claim(&self, machine: &Machine, name: &str) -> Option<Arc<Claim>> {
+        self.claims.get(&Key::new(&machine.metadata.namespace, name))
+    }
+
     /// Of a VM with `Block` volumes of Ceph RBD: whether pages that change while they are sent are copied first, for each
     /// of them. Nothing of other VMs.
     pub(super) fn bounces(&self, machine: &Machine) -> Option<bool> {
         let volumes = &machine.spec.template.spec.volumes;
         let claims = volumes.iter().filter_map(VolumeSource::claim);
-        let claims = claims.filter_map(|name| self.claims.get(&Key::new(&machine.metadata.namespace, name)));
+        let claims = claims.filter_map(|name| self.claim(machine, name));
         let classes = claims.filter(|claim| claim.is_block()).filter_map(|claim| {
             let class = claim.spec.storage_class_name.as_deref()?;
             self.classes.get(&Key::cluster(class))?.bounces()

@@ -6,12 +6,13 @@ pub(super) mod instances;
 pub(super) mod transitions;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serve::metrics::{Kind, Page};
 
 use super::clock;
 use super::launcher::Settings;
-use crate::view::{Instance, Machine, Size};
+use crate::view::{Claim, Instance, Machine, Size};
 
 /// Groups of printableStatus, and for each the metric with the time of the last change.
 const GROUPS: [(&str, &str, &[&str]); 5] = [
@@ -151,6 +152,40 @@ pub(super) fn write_sizes<'a>(
     }
 }
 
+/// Adds the size of each volume of each VM that has a claim: as the VM's template of a DataVolume requests it, otherwise as
+/// the claim does. `claim`: the claim of a VM's namespace and this name.
+pub(super) fn write_disks<'a>(
+    page: &mut Page,
+    machines: impl Iterator<Item = &'a Machine>,
+    claim: impl Fn(&Machine, &str) -> Option<Arc<Claim>>,
+) {
+    let name = "kubevirt_vm_disk_allocated_size_bytes";
+    page.begin(
+        name,
+        Kind::Gauge,
+        "Allocated disk size of a Virtual Machine in bytes, based on its PersistentVolumeClaim.",
+    );
+    for machine in machines {
+        for volume in &machine.spec.template.spec.volumes {
+            let named = volume.claim().filter(|_| volume.is_snapshottable() && !volume.is_dump());
+            let Some(claim) = named.and_then(|name| claim(machine, name)) else { continue };
+            let templates = machine.spec.data_volume_templates.iter();
+            let mut own = templates.filter(|one| volume.data_volume() == Some(one.metadata.name.as_str()));
+            let requested = claim.spec.resources.requests.get("storage");
+            let size = own.find_map(|one| one.requested.0);
+            let size = size.or_else(|| requested?.bytes().ok()).unwrap_or(0);
+            let labels = [
+                ("name", machine.metadata.name.as_str()),
+                ("namespace", machine.metadata.namespace.as_str()),
+                ("persistentvolumeclaim", claim.metadata.name.as_str()),
+                ("volume_mode", claim.spec.volume_mode.as_deref().unwrap_or_default()),
+                ("device", volume.name.as_str()),
+            ];
+            page.sample(name, &labels, size);
+        }
+    }
+}
+
 /// The phase of an instance, as metrics have it.
 fn phase(instance: &Instance) -> String {
     let phase = &instance.status.phase;
@@ -205,9 +240,26 @@ mod tests {
         write(&mut page, &machines.iter(), [instance].iter());
         write_bounces(&mut page, machines.iter().zip([true, false]));
         let running = Size { sockets: Some(4), ..Size::default() };
+        let mut stored = machines[0].clone();
+        let volumes = json!([
+            {"name": "root", "dataVolume": {"name": "a-root"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "a-data"}},
+            {"name": "gone", "persistentVolumeClaim": {"claimName": "none"}},
+            {"name": "scratch", "ephemeral": {"persistentVolumeClaim": {"claimName": "a-data"}}},
+        ]);
+        stored.spec.template.spec.volumes = serde_json::from_value(volumes).unwrap();
+        let template = json!([{"metadata": {"name": "a-root"},
+            "spec": {"storage": {"resources": {"requests": {"storage": "2Gi"}}}}}]);
+        stored.spec.data_volume_templates = serde_json::from_value(template).unwrap();
+        write_disks(&mut page, [&stored].into_iter(), |_, name| {
+            let claim = json!({"metadata": {"name": name}, "spec": {"volumeMode": "Block",
+                "resources": {"requests": {"storage": "3Gi"}}}});
+            (name != "none").then(|| Arc::new(serde_json::from_value(claim).unwrap()))
+        });
         write_settings(&mut page, &Settings { emulation: true, ..Settings::default() });
         write_sizes(&mut page, &machines.iter(), |one| (one.metadata.name == "b").then_some(running));
         let text = page.text();
+        assert_eq!(text.matches("kubevirt_vm_disk_allocated_size_bytes{").count(), 2);
         for line in [
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
@@ -216,6 +268,8 @@ mod tests {
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{namespace="n",name="a"} 60"#,
             r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{namespace="n",name="b"} 60"#,
             r#"kubevirt_vmi_phase_count{node="one",phase="running"} 1"#,
+            r#"kubevirt_vm_disk_allocated_size_bytes{name="a",namespace="n",persistentvolumeclaim="a-root",volume_mode="Block",device="root"} 2147483648"#,
+            r#"kubevirt_vm_disk_allocated_size_bytes{name="a",namespace="n",persistentvolumeclaim="a-data",volume_mode="Block",device="data"} 3221225472"#,
             "kubevirt_virt_controller_leading_status 1",
             "kubevirt_configuration_emulation_enabled 1",
             r#"kubevirt_vm_create_date_timestamp_seconds{name="a",namespace="n"} 10"#,

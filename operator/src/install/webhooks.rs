@@ -179,6 +179,24 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
                     ..Hook::default()
                 },
                 Hook {
+                    name: "virtualmachinereplicaset-validator.kubevirt.io",
+                    path: "/virtualmachinereplicaset-validate",
+                    resources: &["virtualmachineinstancereplicasets"],
+                    operations: CREATE_UPDATE,
+                    conditions: vec![not_ours(settings), new_spec()],
+                    ..Hook::default()
+                },
+                Hook {
+                    name: "virtualmachinepool-validator.kubevirt.io",
+                    path: "/virtualmachinepool-validate",
+                    group: "pool.kubevirt.io",
+                    versions: &["v1beta1"],
+                    resources: &["virtualmachinepools"],
+                    operations: CREATE_UPDATE,
+                    conditions: vec![not_ours(settings), new_spec()],
+                    ..Hook::default()
+                },
+                Hook {
                     name: "virtualmachineinstancepresets-validator.kubevirt.io",
                     path: "/vmipreset-validate",
                     resources: &["virtualmachineinstancepresets"],

@@ -29,6 +29,8 @@ pub const EXCLUDED_FROM_BACKUP: &str = "velero.io/exclude-from-backup";
 /// Label with value `disabled` on Filesystem claims: a disk image fills its volume, which is no reason for an alert.
 pub const FILLING_UP: &str = "alerts.k8s.io/KubePersistentVolumeFillingUp";
 
+/// Annotation of pods that only bind an instance's claims: they end at once and touch no volume.
+pub const PROVISIONS: &str = "kubevirt.io/ephemeral-provisioning";
 /// Annotation of the scheduler: node of the pod that uses a claim.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
@@ -115,7 +117,7 @@ annotations! {
     CLONE_FALLBACK = "cloneFallbackReason";
     /// Phase of a clone.
     CLONE_PHASE = "clonePhase";
-    /// Error of a clone.
+    /// Why a clone waits, while it does.
     CLONE_ERROR = "cloneError";
     /// Finalizer of a claim that is cloned from another namespace: its helpers there are removed with it.
     CLONE_FINALIZER = "clonePopulator";

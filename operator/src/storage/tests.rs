@@ -234,6 +234,7 @@ impl Model {
             class: classes.named("fast"),
             task: &task,
             honors_first_consumer: true,
+            user: None,
             young: false,
         };
         let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
@@ -698,6 +699,18 @@ fn every_field_of_a_data_volume_changes_its_claim_or_worker_or_is_named() {
                 silent.push(format!("{name}.{field}: {after:?}"));
             }
         }
+        // What fills the claim in place of a source.
+        for field in ["dataSource", "dataSourceRef"] {
+            let reference = |name: &str| json!({"apiGroup": "example.com", "kind": "Sample", "name": name});
+            let [one, other] = ["a", "b"].map(|source| {
+                let mut spec = json!({name: claim()});
+                spec[name][field] = reference(source);
+                made(&spec)
+            });
+            if other.is_err() || one == other {
+                silent.push(format!("{name}.{field}: {other:?}"));
+            }
+        }
     }
     // All others are refused, or named in a warning.
     let mut all = Vec::new();
@@ -714,6 +727,7 @@ fn every_field_of_a_data_volume_changes_its_claim_or_worker_or_is_named() {
                     "selector",
                     "volumeName",
                     "volumeAttributesClassName",
+                    "dataSource",
                 ];
                 fields.iter().any(|one| field.starts_with(one))
             })

@@ -4,7 +4,7 @@ use api::kubevirt::{FlavorReference, FlavorStatus, MemoryDumpRequest, StateChang
 use serde::{Deserialize, Serialize};
 use virt::instancetype::Which;
 
-use super::{Condition, Meta, Size, VolumeSource};
+use super::{Condition, Meta, Requested, Size, VolumeSource};
 
 /// A VirtualMachine.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -48,6 +48,8 @@ pub(crate) struct TemplateSpec {
 #[serde(default)]
 pub(crate) struct DataVolumeTemplate {
     pub(crate) metadata: TemplateMeta,
+    #[serde(rename = "spec")]
+    pub(crate) requested: Requested,
 }
 
 /// Metadata of a template.

@@ -41,6 +41,18 @@ pub(crate) fn selects<'a>(selector: &LabelSelector, label: impl Fn(&str) -> Opti
         })
 }
 
+/// The defect of a selector that the API server would not accept for a list.
+pub(crate) fn selector_problem(selector: &LabelSelector) -> Option<String> {
+    selector.match_expressions.iter().find_map(|one| match (one.operator.as_str(), one.values.is_empty()) {
+        ("In" | "NotIn", true) => Some("for 'in', 'notin' operators, values set can't be empty".to_owned()),
+        ("Exists" | "DoesNotExist", false) => {
+            Some("values set must be empty for exists and does not exist".to_owned())
+        }
+        ("In" | "NotIn", false) | ("Exists" | "DoesNotExist", true) => None,
+        (operator, _) => Some(format!("{operator:?} is not a valid label selector operator")),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +90,17 @@ mod tests {
         ] {
             let read: LabelSelector = serde_json::from_value(selector.clone()).unwrap();
             assert_eq!(selects(&read, label), expected, "{selector}");
+            assert_eq!(
+                selector_problem(&read).is_some(),
+                selector.to_string().contains("Like"),
+                "{selector}"
+            );
+        }
+        for (operator, values) in [("In", json!([])), ("NotIn", json!([])), ("Exists", json!(["web"]))] {
+            let expression = json!({"key": "app", "operator": operator, "values": values});
+            let read: LabelSelector =
+                serde_json::from_value(json!({"matchExpressions": [expression]})).unwrap();
+            assert!(selector_problem(&read).is_some(), "{operator} {values}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The size of a guest, as the domain of a VM or instance has it.
+//! The size of a guest, as the domain of a VM or instance has it, and of a volume, as a DataVolume requests it.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -23,6 +23,32 @@ impl Size {
     }
 }
 
+/// Bytes of a quantity.
+fn bytes(quantity: Option<&Value>) -> Option<u64> {
+    let quantity = quantity?;
+    quantity.as_u64().or_else(|| api::quantity::bytes(quantity.as_str()?).ok())
+}
+
+/// Bytes that the spec of a DataVolume requests, in `pvc` or `storage`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "WrittenVolume")]
+pub(crate) struct Requested(pub(crate) Option<u64>);
+
+/// The spec of a DataVolume as the API server writes it, as far as it is read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenVolume {
+    pvc: Value,
+    storage: Value,
+}
+
+impl From<WrittenVolume> for Requested {
+    fn from(WrittenVolume { pvc, storage }: WrittenVolume) -> Self {
+        let of = |form: &Value| bytes(form.pointer("/resources/requests/storage"));
+        Self(of(&pvc).or_else(|| of(&storage)))
+    }
+}
+
 /// A domain as the API server writes it, as far as it is read.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -36,10 +62,6 @@ impl From<Written> for Size {
     fn from(written: Written) -> Self {
         let Written { cpu, memory, resources } = written;
         let number = |name: &str| cpu.get(name).and_then(Value::as_u64);
-        let bytes = |quantity: Option<&Value>| {
-            let quantity = quantity?;
-            quantity.as_u64().or_else(|| api::quantity::bytes(quantity.as_str()?).ok())
-        };
         Self {
             cores: number("cores"),
             sockets: number("sockets"),
@@ -68,5 +90,10 @@ mod tests {
         let wanted = Size { cores: Some(2), guest: Some(1 << 30), requested: Some(1000), ..Size::default() };
         assert_eq!(read, wanted);
         assert!(read.has_topology() && !Size::default().has_topology());
+        let requested = |spec: Value| serde_json::from_value::<Requested>(spec).unwrap().0;
+        let form = json!({"resources": {"requests": {"storage": "1Gi"}}});
+        assert_eq!(requested(json!({"pvc": form})), Some(1 << 30));
+        assert_eq!(requested(json!({"storage": form, "source": {"blank": {}}})), Some(1 << 30));
+        assert_eq!(requested(json!({"storage": {}})), None);
     }
 }

@@ -21,6 +21,16 @@ pub enum Kind {
     System,
 }
 
+impl Kind {
+    /// Whether waiting helps, and nothing else: such an error is no news for a user.
+    pub(crate) fn is_awaited(self) -> bool {
+        match self {
+            Self::Launcher | Self::Cluster | Self::Kubelet | Self::Stale => true,
+            Self::Content | Self::Untrusted | Self::System | Self::Usage => false,
+        }
+    }
+}
+
 ::error::declare! {
     /// Why the agent could not do something.
     pub struct Error(Kind);

@@ -233,7 +233,7 @@ fn strategy_decides_what_follows_the_end_of_a_guest() {
             check_events(&events, uid, &["SuccessfulCreate", "Created", "Started"]);
         }
         // An agent that another test replaces at the end of a guest has no event to write.
-        for (last, of) in [("Stopped", &uids[..2]), ("ShuttingDown", &uids[2..])] {
+        for (last, of) in [("Stopped", &uids[..2]), ("Deleted", &uids[2..])] {
             assert!(of.iter().any(|uid| events.contains(&format!("{uid} {last}"))), "{last}: {events:#?}");
         }
         PLACE.delete(MACHINES, namespace, &name);

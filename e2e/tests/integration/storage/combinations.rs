@@ -177,6 +177,18 @@ impl<'a> Case<'a> {
             space.phases(&row.name(), waits);
             space.consumer(&row.name(), row.mode());
         }
+        let in_use = match self.work {
+            Work::Import => "ImportTargetInUse",
+            Work::Upload(_) | Work::Clone { .. } | Work::Restore { .. } => "UploadTargetInUse",
+        };
+        for row in rows.iter().filter(|row| row.binding == Binding::Consumer && !row.populated) {
+            let (name, pod) = (row.name(), format!("consumer-{}", row.name()));
+            until(&format!("{name} waits for the end of its first consumer"), || {
+                let (status, reason, message) = space.condition(&name, "Running")?;
+                (status == "False" && reason == in_use && message.contains(&pod)).then_some(())
+            });
+            space.delete("Pod", &pod);
+        }
         if let Work::Upload(path) = self.work {
             let body = match self.content {
                 Content::File => fs::read(&*ARCHIVE).unwrap(),

@@ -105,6 +105,9 @@ fn a_waiting_data_volume_reports_the_reason() {
     says(&space, "unfetched", &fetched, IMMEDIATE, "ImagePullFailed", &[&host, "refused"]);
     let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});
     says(&space, "sourceless", &clone, IMMEDIATE, "CloneWithoutSource", &["nothing doesn't exist"]);
+    let claim = space.get("PersistentVolumeClaim", "sourceless").unwrap();
+    let error = "The source PersistentVolumeClaim nothing doesn't exist";
+    assert_eq!(claim["metadata"]["annotations"]["cdi.kubevirt.io/cloneError"], error);
     // The volume controller reports it on the claim; the DataVolume has no event of its own for it.
     let events = space.events("unused");
     let own = |message: &str| !message.contains("to be created before binding");

@@ -11,8 +11,9 @@
 use virt::status::pod::UNPAUSED;
 
 use super::super::volumes::{Readiness, Volume};
-use crate::compute::launcher::{PROVISIONS, State};
+use crate::compute::launcher::State;
 use crate::compute::{clock, nodes};
+use crate::storage::names::PROVISIONS;
 use crate::view::{Instance, Node, Pod, is_true};
 
 /// Finalizer that holds an instance until its pods are gone.

@@ -95,7 +95,9 @@ pub(super) fn plan(pool: &Pool, members: &[Member<'_>], templates: &[String], no
         let sick = active.iter().filter(|member| fails(member.machine, most, seconds, now));
         plan.steps.extend(sick.take(BURST).map(delete));
     }
-    plan.steps.extend(updates(pool, &active, templates));
+    let (steps, failure) = updates(pool, &active, templates);
+    plan.steps.extend(steps);
+    plan.failure = plan.failure.or(failure);
     plan
 }
 
@@ -134,10 +136,8 @@ fn leaving<'a>(pool: &Pool, active: &[Member<'a>], count: usize) -> Result<Vec<&
         ));
     }
     let policy = proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
-    if policy.is_some_and(|policy| policy.selectors.is_some()) {
-        let text =
-            "spec.scaleInStrategy.proactive.selectionPolicy.selectors is not supported yet: use sortPolicy";
-        return Err(text.to_owned());
+    if let Some(text) = unsupported(policy, "scaleInStrategy") {
+        return Err(text);
     }
     let mut candidates = active.to_vec();
     if opportunistic.is_some() {
@@ -145,6 +145,13 @@ fn leaving<'a>(pool: &Pool, active: &[Member<'a>], count: usize) -> Result<Vec<&
     }
     sort(pool, &mut candidates, policy);
     Ok(candidates.iter().take(count).map(|member| member.machine.metadata.name.as_str()).collect())
+}
+
+/// Why a policy of a strategy cannot be followed: caches have no labels of users, by which it selects.
+fn unsupported(policy: Option<&SelectionPolicy>, strategy: &str) -> Option<String> {
+    policy.is_some_and(|policy| policy.selectors.is_some()).then(|| {
+        format!("spec.{strategy}.proactive.selectionPolicy.selectors is not supported yet: use sortPolicy")
+    })
 }
 
 /// Sorts VMs by a policy; the first come first.
@@ -161,11 +168,11 @@ fn sort(pool: &Pool, members: &mut [Member<'_>], policy: Option<&SelectionPolicy
     }
 }
 
-/// VMs that get the template, and instances that are restarted for it.
-fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> Vec<Step> {
+/// VMs that get the template, and instances that are restarted for it; why none are.
+fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> (Vec<Step>, Option<Failure>) {
     let strategy = pool.spec.update_strategy.clone().unwrap_or_default();
     if strategy.unmanaged.is_some() {
-        return Vec::new();
+        return (Vec::new(), None);
     }
     let current = revision(pool);
     let has = |label: Option<&str>| {
@@ -175,7 +182,7 @@ fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> Vec<Step
     let mut steps: Vec<Step> =
         old.take(BURST).map(|member| Step::Update(member.machine.metadata.name.clone())).collect();
     if strategy.opportunistic.is_some() {
-        return steps;
+        return (steps, None);
     }
     let mut behind: Vec<Member<'_>> = active
         .iter()
@@ -186,14 +193,18 @@ fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> Vec<Step
             has(own) && instance.is_some_and(|one| !has(one.metadata.label(REVISION)))
         })
         .collect();
-    sort(pool, &mut behind, strategy.proactive.as_ref().and_then(|one| one.selection_policy.as_ref()));
+    let policy = strategy.proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
+    if let Some(message) = unsupported(policy, "updateStrategy").filter(|_| !behind.is_empty()) {
+        return (steps, Some(Failure { reason: "FailedUpdate", message }));
+    }
+    sort(pool, &mut behind, policy);
     let unready = active.iter().filter(|member| {
         member.instance.is_some_and(|one| one.metadata.deleting()) || !member.machine.status.ready
     });
     let room = unavailable(pool, active.len()).saturating_sub(unready.count());
     let restarts = behind.iter().filter_map(|member| member.instance).take(room.min(BURST));
     steps.extend(restarts.map(|one| Step::Restart(one.metadata.name.clone(), one.metadata.uid.clone())));
-    steps
+    (steps, None)
 }
 
 /// VMs that may be unavailable at once.
@@ -314,6 +325,11 @@ mod tests {
             decided(&pool(spec(json!({"unmanaged": {}}))), &machines, &instances),
             Vec::<String>::new()
         );
+        let selectors = json!({"labelSelector": {"matchLabels": {"app": "web"}}});
+        let selected = pool(spec(json!({"proactive": {"selectionPolicy": {"selectors": selectors}}})));
+        assert_eq!(decided(&selected, &machines, &instances), first, "VMs are not selected");
+        assert_eq!(decided(&selected, &updated, &instances), ["FailedUpdate"]);
+        assert_eq!(decided(&selected, &updated, &[]), Vec::<String>::new(), "none is to be restarted");
     }
 
     #[test]

@@ -6,8 +6,10 @@
 use api::kind::Kind;
 use api::kubevirt::VirtualMachineInstance;
 use cluster::review::{Answer, Request, difference};
+use serde_json::Value;
 use virt::admission::{self, Identity, Settings};
 use virt::fields::Place;
+use virt::finding::Finding;
 use virt::validate;
 
 use super::answer::{self, Cause, NOT_SUPPORTED};
@@ -71,19 +73,25 @@ pub(super) fn validate(request: &Request, own: bool, permitted: &Permitted) -> A
         let refused = spec.or_else(|| labels::changed(&old["metadata"], &object["metadata"]));
         return refused.map_or_else(Answer::allow, |cause| answer::refuse(&[cause]));
     }
+    let (causes, findings) = check(object, permitted);
+    answer::judge(causes, &findings)
+}
+
+/// The defects of a new instance.
+pub(super) fn check(object: &Value, permitted: &Permitted) -> (Vec<Cause>, Vec<Finding>) {
     let mut causes: Vec<Cause> = labels::created(&object["metadata"], "metadata").into_iter().collect();
     causes.extend(answer::not_permitted(&object["spec"], "spec", permitted));
     let mut findings =
         validate::object(Kind::VirtualMachineInstance, &without_status(object), Place::Cluster);
     // On one machine an instance of a VM is left out of what is read; here it is created.
     findings.retain(|finding| finding.path != "metadata.ownerReferences");
-    answer::judge(causes, &findings)
+    (causes, findings)
 }
 
 #[cfg(test)]
 mod tests {
     use base64::Engine;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

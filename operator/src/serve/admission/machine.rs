@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use virt::admission::{self, Identity, Settings};
 use virt::fields::Place;
+use virt::finding::Finding;
 use virt::instancetype::{self, Flavor, Which};
 use virt::validate;
 
@@ -49,8 +50,8 @@ pub(super) fn mutate(
     };
     defaults(&mut object);
     if !flavor.is_empty() && is_expanded(&object, policy) {
-        if let Some(refusal) = apply(&mut object, flavor) {
-            return refusal;
+        if let Some(conflict) = apply(&mut object, flavor) {
+            return answer::refuse(&[conflict]);
         }
         // Those of fields that were left to the instance type.
         defaults(&mut object);
@@ -64,38 +65,49 @@ pub(super) fn validate(request: &Request, own: bool, flavor: &Flavor, permitted:
         return Answer::allow();
     }
     let object = &request.object;
+    let answer = match check(object, flavor, permitted) {
+        Ok((causes, findings)) => answer::judge(causes, &findings),
+        Err(cause) => answer::refuse(&[cause]),
+    };
+    if answer.is_allowed() && object["spec"]["running"].is_boolean() { answer.warn(RUNNING) } else { answer }
+}
+
+/// The defects of a VM as its instances will be. An error is the conflict with its instance type or preference, with
+/// which nothing else can be said.
+pub(super) fn check(
+    object: &Value,
+    flavor: &Flavor,
+    permitted: &Permitted,
+) -> Result<(Vec<Cause>, Vec<Finding>), Cause> {
     let causes = labels::created(&object["spec"]["template"]["metadata"], "spec.template.metadata");
     let mut causes: Vec<Cause> = causes.into_iter().collect();
     let mut checked = without_status(object);
     if !flavor.is_empty()
-        && let Some(refusal) = apply(&mut checked, flavor)
+        && let Some(conflict) = apply(&mut checked, flavor)
     {
-        return refusal;
+        return Err(conflict);
     }
     let template = &checked["spec"]["template"]["spec"];
     causes.extend(answer::not_permitted(template, "spec.template.spec", permitted));
-    let findings = validate::object(Kind::VirtualMachine, &checked, Place::Cluster);
-    let answer = answer::judge(causes, &findings);
-    if answer.is_allowed() && object["spec"]["running"].is_boolean() { answer.warn(RUNNING) } else { answer }
+    Ok((causes, validate::object(Kind::VirtualMachine, &checked, Place::Cluster)))
 }
 
-/// Applies instance type and preference to a VM; the refusal if it conflicts with them or lacks what they require.
-fn apply(object: &mut Value, flavor: &Flavor) -> Option<Answer> {
-    let mut refusal = None;
+/// Applies instance type and preference to a VM; the cause if it conflicts with them or lacks what they require.
+fn apply(object: &mut Value, flavor: &Flavor) -> Option<Cause> {
+    let mut conflict = None;
     fill::<VirtualMachine>(object, |machine| {
         if let Some((field, text)) = instancetype::unmet(flavor, &machine.spec.template.spec) {
             let message = format!("failure checking preference requirements: {text}");
-            let cause = Cause { reason: INVALID, field: format!("spec.{field}"), message };
-            refusal = Some(answer::refuse(&[cause]));
+            conflict = Some(Cause { reason: INVALID, field: format!("spec.{field}"), message });
             return;
         }
         if let Err(conflicts) = instancetype::expand(machine, flavor) {
             let fields = conflicts.join(", ");
             let message = format!("VM field(s) {fields} conflicts with selected instance type");
-            refusal = Some(answer::refuse(&[Cause { reason: INVALID, field: fields, message }]));
+            conflict = Some(Cause { reason: INVALID, field: fields, message });
         }
     });
-    refusal
+    conflict
 }
 
 /// Whether a policy writes instance type and preference into a VM's template.
@@ -111,8 +123,12 @@ fn is_expanded(object: &Value, policy: ReferencePolicy) -> bool {
 
 /// Whether a review has to read an instance type or a preference.
 pub(super) fn names_flavor(request: &Request) -> bool {
-    let spec = &request.object["spec"];
-    !is_settled(request) && Which::BOTH.iter().any(|which| spec[which.field()].is_object())
+    !is_settled(request) && has_flavor(&request.object)
+}
+
+/// Whether a VM refers to an instance type or a preference.
+pub(super) fn has_flavor(object: &Value) -> bool {
+    Which::BOTH.iter().any(|which| object["spec"][which.field()].is_object())
 }
 
 /// The refusal of references that are written wrong.
@@ -138,7 +154,7 @@ pub(super) fn inference_failed(which: Which, message: String) -> Answer {
 }
 
 /// Whether nothing is to be reviewed: the object is being deleted, or its spec stays.
-fn is_settled(request: &Request) -> bool {
+pub(super) fn is_settled(request: &Request) -> bool {
     request.object["metadata"]["deletionTimestamp"].is_string()
         || (request.operation == "UPDATE" && request.object["spec"] == request.old_object["spec"])
 }
@@ -340,7 +356,7 @@ mod tests {
                  type, preference requires 2Gi",
             ),
         ] {
-            let response = validate(&request, false, &flavor, None).write("u")["response"].clone();
+            let response = validate(&request, false, &flavor, &none).write("u")["response"].clone();
             assert_eq!(response["status"]["message"], message);
             assert_eq!(response["status"]["details"]["causes"][0]["field"], field);
         }

@@ -1,14 +1,14 @@
 //! Admission webhooks, on every replica: defaults, refusals and warnings when users write our objects.
 //!
 //! ```text
-//!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance: defaults, rules, reserved fields
+//!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance, set: defaults, rules, reserved fields
 //!                                                   ├─► volume: rules of storage; the right to clone, asked as the user
 //!                                                   ├─► hyperconverged, hostpath: rules
 //!                                                   └─► uninstall: deletion while workloads exist
 //! ```
 //!
 //! Nothing is written here, so a dry run is answered like any other request. The decisions are pure ([`machine`],
-//! [`instance`], [`volume`], [`uninstall`]); this file reads requests and asks the API server.
+//! [`instance`], [`set`], [`volume`], [`uninstall`]); this file reads requests and asks the API server.
 //!
 //! Not here: schemas, which the API server checks; the rules of a guest (lib/virt); webhook configurations
 //! ([`crate::install`]).
@@ -20,6 +20,7 @@ mod hyperconverged;
 mod instance;
 mod labels;
 mod machine;
+mod set;
 mod settings;
 mod uninstall;
 mod volume;
@@ -66,6 +67,8 @@ enum Review {
     ValidateMachine,
     MutateInstance,
     ValidateInstance,
+    ValidateSet,
+    ValidatePool,
     RefusePreset,
     AuthorizeVolume,
     ValidateVolume,
@@ -81,11 +84,13 @@ enum Review {
 }
 
 impl Review {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::MutateMachine,
         Self::ValidateMachine,
         Self::MutateInstance,
         Self::ValidateInstance,
+        Self::ValidateSet,
+        Self::ValidatePool,
         Self::RefusePreset,
         Self::AuthorizeVolume,
         Self::ValidateVolume,
@@ -107,6 +112,8 @@ impl Review {
             Self::ValidateMachine => "/virtualmachines-validate",
             Self::MutateInstance => "/virtualmachineinstances-mutate",
             Self::ValidateInstance => "/virtualmachineinstances-validate",
+            Self::ValidateSet => "/virtualmachinereplicaset-validate",
+            Self::ValidatePool => "/virtualmachinepool-validate",
             Self::RefusePreset => "/vmipreset-validate",
             Self::AuthorizeVolume => "/datavolume-mutate",
             Self::ValidateVolume => "/datavolume-validate",
@@ -127,6 +134,8 @@ impl Review {
         match self {
             Self::MutateMachine | Self::ValidateMachine => &["virtualmachines"],
             Self::MutateInstance | Self::ValidateInstance => &["virtualmachineinstances"],
+            Self::ValidateSet => &["virtualmachineinstancereplicasets"],
+            Self::ValidatePool => &["virtualmachinepools"],
             Self::RefusePreset => &["virtualmachineinstancepresets"],
             Self::AuthorizeVolume | Self::ValidateVolume => &["datavolumes"],
             Self::ValidateCron => &["dataimportcrons"],
@@ -188,6 +197,11 @@ impl Admission {
                 Ok(permitted) => instance::validate(request, own, &permitted),
                 Err(refusal) => refusal,
             },
+            Review::ValidateSet => match self.permitted().await {
+                Ok(permitted) => set::validate_set(request, own, &permitted),
+                Err(refusal) => refusal,
+            },
+            Review::ValidatePool => self.validate_pool(request, own).await?,
             Review::RefusePreset => instance::preset_refused(),
             Review::AuthorizeVolume => self.authorize(request, own).await?,
             Review::ValidateVolume
@@ -218,7 +232,7 @@ impl Admission {
         let mut flavor = Flavor::default();
         let mut object = request.object.clone();
         if !own && machine::names_flavor(request) {
-            let inferred = self.infer(request, &mut object).await;
+            let inferred = self.infer(&request.namespace, &mut object).await;
             match inferred {
                 Ok(found) => flavor = found,
                 Err(Unusable::Failed(error)) => return Err(error),
@@ -231,20 +245,38 @@ impl Admission {
 
     /// Completes and infers references in `object`. The preference found is a default only: whether it exists is checked
     /// by the validating webhook.
-    async fn infer(&self, request: &Request, object: &mut Value) -> Result<Flavor, Unusable> {
+    async fn infer(&self, namespace: &str, object: &mut Value) -> Result<Flavor, Unusable> {
         let Ok(mut machine) = VirtualMachine::deserialize(&*object) else { return Ok(Flavor::default()) };
-        flavor::infer(&self.client, &request.namespace, &mut machine).await?;
+        flavor::infer(&self.client, namespace, &mut machine).await?;
         instancetype::complete(&mut machine);
         fill::fill::<VirtualMachine>(object, |filled| {
             filled.spec.instancetype.clone_from(&machine.spec.instancetype);
             filled.spec.preference.clone_from(&machine.spec.preference);
             filled.spec.template.spec.domain.memory.clone_from(&machine.spec.template.spec.domain.memory);
         });
-        match flavor::flavor(&self.client, &request.namespace, &machine).await {
+        match flavor::flavor(&self.client, namespace, &machine).await {
             Ok(found) => Ok(found),
             Err(Unusable::Refused { .. }) => Ok(Flavor::default()),
             Err(failed) => Err(failed),
         }
+    }
+
+    /// Checks the template of a pool like its VMs, with instance type and preference as far as they exist already.
+    async fn validate_pool(&self, request: &Request, own: bool) -> cluster::Result<Answer> {
+        let mut member = set::member(&request.object);
+        let mut flavor = Some(Flavor::default());
+        // The references of the copy are completed, as those of VMs are.
+        if !own && !machine::is_settled(request) && machine::has_flavor(&member) {
+            flavor = match self.infer(&request.namespace, &mut member).await {
+                Ok(found) => (!found.is_empty()).then_some(found),
+                Err(Unusable::Failed(error)) => return Err(error),
+                Err(Unusable::Refused { .. }) => None,
+            };
+        }
+        Ok(match self.permitted().await {
+            Ok(permitted) => set::validate_pool(request, own, &member, flavor.as_ref(), &permitted),
+            Err(refusal) => refusal,
+        })
     }
 
     /// Checks a VM as its instances will be: with instance type and preference applied.
@@ -278,7 +310,7 @@ impl Admission {
         Ok((settings::settings(&self.configuration), identity))
     }
 
-    /// What guests may ask for.
+    /// The permissions of guests.
     async fn permitted(&self) -> Result<Permitted, Answer> {
         self.synced().await?;
         Ok(settings::permitted(&self.configuration))

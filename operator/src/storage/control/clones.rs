@@ -15,7 +15,7 @@ use crate::storage::populate::plan as filling;
 use crate::storage::profile::CloneStrategy;
 use crate::storage::resources::{CONTENTS, PODS, SNAPSHOTS};
 use crate::storage::seen::claim::Phase;
-use crate::storage::seen::{Claim, Snapshot, Worker};
+use crate::storage::seen::{Claim, Snapshot, User, Worker};
 use crate::storage::worker::upload::Upload;
 use crate::storage::{keys, names, signers};
 
@@ -44,7 +44,7 @@ impl Controller {
             return Ok(Outcome::Done);
         }
         if let Some(trouble) = self.unauthorized(target, origin, populated).await? {
-            return self.troubled(target, &trouble).await;
+            return self.uncloned(target, &trouble).await;
         }
         let current = self.is_current(&written_key, Some(&server_key))
             && self.is_worker_current(&sender_key)
@@ -67,7 +67,7 @@ impl Controller {
         };
         let source_volume = self.persistent(source.as_deref().filter(|_| first)).await?;
         let writer = match source.as_deref() {
-            Some(source) if first => self.writer(source).await?,
+            Some(source) if first => self.user(source, User::writes).await?,
             Some(_) | None => None,
         };
         let unrestored = plan::chosen(target) == Some(CloneStrategy::Copy)
@@ -107,19 +107,25 @@ impl Controller {
             profile: profile.as_ref(),
             forced: settings.clone_strategy,
             honors_first_consumer: settings.honors_first_consumer,
+            user: None,
         };
-        let plan = if populated { cloning::plan(&observed) } else { cloning::direct(&observed) };
-        if let Some(refused) = self.act(target, &plan.actions).await? {
-            return Ok(refused);
+        let mut plan = if populated { cloning::plan(&observed) } else { cloning::direct(&observed) };
+        if !populated && plan.start == Some(Start::Server) {
+            let user = self.user(target, User::uses).await?;
+            plan = cloning::direct(&cloning::Observed { user: user.as_deref(), ..observed });
+        }
+        if let Some(refusal) = self.act(target, &plan.actions).await? {
+            return self.uncloned(target, &refusal).await;
         }
         if let Some(trouble) = &plan.trouble {
-            return self.troubled(target, trouble).await;
+            return self.uncloned(target, trouble).await;
         }
         let read = source.as_deref().or(restored.as_deref());
         match (plan.start, written, server.as_deref(), read) {
             (Some(Start::Server), Some(written), ..) => {
                 if let Err(error) = self.start_receiver(target, written, origin).await {
-                    return self.podless(target, error).await;
+                    let message = refused(error)?;
+                    return self.uncloned(target, &Obstacle { reason: filling::NOT_STARTED, message }).await;
                 }
             }
             (Some(Start::Sender), Some(written), Some(server), Some(read)) => {
@@ -135,6 +141,14 @@ impl Controller {
         let scheduled = server.as_ref().is_none_or(|server| server.unschedulable.is_none());
         let awaited = written.filter(|_| pending && scheduled && plan.actions.is_empty());
         self.unbound(target, awaited, class).await
+    }
+
+    /// Reports why a clone waits.
+    pub(super) async fn uncloned(&self, target: &Claim, trouble: &Obstacle) -> Result<Outcome> {
+        if let Some(action) = filling::report_clone(target, trouble) {
+            self.applier.apply(&action).await?;
+        }
+        Ok(Outcome::After(RETRY))
     }
 
     /// Reports that the API server refuses the sending pod: next to what the server reports.
@@ -181,23 +195,22 @@ impl Controller {
         Ok(Some(Obstacle { reason: "CloneNotAuthorized", message }))
     }
 
-    /// A pod that writes to a claim.
-    async fn writer(&self, claim: &Claim) -> Result<Option<String>> {
-        let scope = Scope::all().namespace(&claim.meta.namespace);
+    /// Name of a pod in a claim's namespace that `counts` for the claim.
+    pub(super) async fn user(
+        &self,
+        claim: &Claim,
+        counts: fn(&User, &Claim) -> bool,
+    ) -> Result<Option<String>> {
         let mut found = None;
-        for pod in self.client.list::<Value>(PODS, &scope).await? {
-            let over = ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase);
-            let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
-            let writes = volumes.into_iter().any(|volume| {
-                let volume = &volume["persistentVolumeClaim"];
-                volume["claimName"] == *claim.meta.name && volume["readOnly"] != true
-            });
-            // Other clones of a Block volume read it.
-            let reads = pod["metadata"]["labels"][names::WORKER] == names::CLONE_SOURCE_POD;
-            if writes && !over && !reads {
-                found = pod["metadata"]["name"].as_str().map(str::to_owned);
-            }
-        }
+        let scope = Scope::all().namespace(&claim.meta.namespace);
+        self.client
+            .each(PODS, &scope, |pod: Value| {
+                let pod = User::from(&pod);
+                if counts(&pod, claim) {
+                    found = Some(pod.meta.name);
+                }
+            })
+            .await?;
         Ok(found)
     }
 

@@ -24,7 +24,7 @@ use crate::storage::populate::task::{self, Named, Task};
 use crate::storage::resources::{self, CAPACITIES, CONFIG_MAPS, SERVICES, VOLUMES};
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::worker::{Hindrance, Worker};
-use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, Volume};
+use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, User, Volume};
 use crate::storage::settings::Settings;
 use crate::storage::worker::importer;
 use crate::storage::worker::upload::{self, Upload};
@@ -147,11 +147,16 @@ impl Controller {
             class: target.class.as_deref().and_then(|name| classes.named(name)),
             task: &task,
             honors_first_consumer: settings.honors_first_consumer,
+            user: None,
             young: worker.as_ref().is_some_and(|worker| age(&worker.meta).is_some_and(|age| age <= YOUNG)),
         };
-        let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
-        if let Some(refused) = self.act(&target, &plan.actions).await? {
-            return Ok(refused);
+        let mut plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
+        if plan.start == Some(Start::Target) {
+            let user = self.user(&target, User::uses).await?;
+            plan = filling::direct(&Observed { user: user.as_deref(), ..observed });
+        }
+        if let Some(refusal) = self.act(&target, &plan.actions).await? {
+            return self.troubled(&target, &refusal).await;
         }
         if let Some(trouble) = &plan.trouble {
             return self.troubled(&target, trouble).await;
@@ -170,8 +175,8 @@ impl Controller {
         self.unbound(&target, awaited, observed.class).await
     }
 
-    /// Takes steps towards a claim's content. `Some`: the API server refuses one, and the claim reports it.
-    pub(super) async fn act(&self, target: &Claim, actions: &[Action]) -> Result<Option<Outcome>> {
+    /// Takes steps towards a claim's content. `Some`: the API server refuses one, for this reason.
+    pub(super) async fn act(&self, target: &Claim, actions: &[Action]) -> Result<Option<Obstacle>> {
         for action in actions {
             let error = match self.applier.apply(action).await {
                 Ok(_) => {
@@ -188,7 +193,7 @@ impl Controller {
                 let about = About::claim(&target.meta);
                 self.applier.report(&Event::warning(about, filling::NOT_MADE, trouble.message.clone()));
             }
-            return self.troubled(target, &trouble).await.map(Some);
+            return Ok(Some(trouble));
         }
         Ok(None)
     }
@@ -325,7 +330,7 @@ impl Controller {
     async fn sourceless(&self, target: &Claim, trouble: &Obstacle, populated: bool) -> Result<Outcome> {
         let cloned = target.phase == Phase::Bound && target.meta.says(names::CLONE_PHASE, "Succeeded");
         if !cloned && !target.meta.deleting {
-            return self.troubled(target, trouble).await;
+            return self.uncloned(target, trouble).await;
         }
         let far = target.meta.annotation(names::SOURCE_NAMESPACE);
         let namespace = far.unwrap_or(&target.meta.namespace).to_owned();
@@ -450,7 +455,7 @@ impl Controller {
     }
 
     /// Reports that the API server refuses a worker's pod.
-    pub(super) async fn podless(&self, target: &Claim, error: cluster::Error) -> Result<Outcome> {
+    async fn podless(&self, target: &Claim, error: cluster::Error) -> Result<Outcome> {
         let message = refused(error)?;
         self.troubled(target, &Obstacle { reason: filling::NOT_STARTED, message }).await
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  populator:     prime ─► pod ─► annotations … ─► annotations: Succeeded, rebind ─► (bound) delete prime
-//!  no populator:  (bound) pod ─► annotations … ─► annotations: Succeeded ─► delete pod
+//!  no populator:  (bound, unused) pod ─► annotations … ─► annotations: Succeeded ─► delete pod
 //! ```
 
 use std::collections::BTreeMap;
@@ -42,6 +42,8 @@ pub struct Observed<'a> {
     pub task: &'a Task,
     /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
     pub honors_first_consumer: bool,
+    /// Name of a pod that uses the target; only observed before the worker is made that writes to the target itself.
+    pub user: Option<&'a str>,
     /// Whether the worker's pod was made a moment ago: that it starts is not reported yet, because most have started by
     /// the time it would be.
     pub young: bool,
@@ -298,10 +300,12 @@ pub fn direct(o: &Observed<'_>) -> Plan {
         let consumer_free = !o.honors_first_consumer || target.meta.annotation(names::IMMEDIATE).is_some();
         let consumes = o.class.is_some_and(|class| class.waits_for_consumer) && consumer_free;
         let populated = target.meta.annotation(names::POPULATED_FOR).is_some();
-        if !over && !populated && (target.phase == Phase::Bound || consumes) {
-            return Plan::start(Start::Target);
+        if over || populated || !(target.phase == Phase::Bound || consumes) {
+            return Plan::default();
         }
-        return Plan::default();
+        let Some(user) = o.user else { return Plan::start(Start::Target) };
+        let (report, trouble) = in_use(target, user, o.task.source == Source::Upload);
+        return Plan { trouble: Some(trouble), ..Plan::act(vec![report]) };
     };
     let mirror = mirror::of(worker, target, o.task.source == Source::Upload);
     let (changes, labels) = mirror.changes(target);
@@ -318,6 +322,26 @@ pub fn direct(o: &Observed<'_>) -> Plan {
         actions.extend(release(o, target));
     }
     Plan::act(actions)
+}
+
+/// The text about a pod that uses a claim.
+pub fn usage(claim: (&str, &str), pod: &str) -> String {
+    let (namespace, name) = claim;
+    format!("pod {namespace}/{pod} using PersistentVolumeClaim {name}")
+}
+
+/// The event and the trouble of a claim that cannot be written to because a pod uses it. `receives`: it gets its content
+/// from an upload server.
+pub fn in_use(target: &Claim, pod: &str, receives: bool) -> (Action, Obstacle) {
+    let (reason, work) = match receives {
+        true => ("UploadTargetInUse", "upload server"),
+        false => ("ImportTargetInUse", "import"),
+    };
+    let text = usage((&target.meta.namespace, &target.meta.name), pod);
+    let message =
+        format!("{text}: the {work} waits until the pod ends; stop its workload, or delete the pod");
+    let event = Event::warning(About::claim(&target.meta), reason, text);
+    (Action::Report(event), Obstacle { reason, message })
 }
 
 /// The event of another failed try.
@@ -451,12 +475,21 @@ pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
     differing(target, waiting(trouble?))
 }
 
-/// The same for a trouble of the sending worker.
-pub fn report_sender(target: &Claim, trouble: &Obstacle) -> Option<Action> {
-    differing(target, stopped(SOURCE_RUNNING, trouble))
+/// The same for a clone, whose claim has the message in an annotation of its own as well.
+pub fn report_clone(target: &Claim, trouble: &Obstacle) -> Option<Action> {
+    differing(target, waiting(trouble).into_iter().chain([clone_error(trouble)]))
 }
 
-fn differing(target: &Claim, wanted: [(String, String); 3]) -> Option<Action> {
+fn clone_error(trouble: &Obstacle) -> (String, String) {
+    (names::CLONE_ERROR.to_owned(), trouble.message.clone())
+}
+
+/// The same for a trouble of the sending worker.
+pub fn report_sender(target: &Claim, trouble: &Obstacle) -> Option<Action> {
+    differing(target, stopped(SOURCE_RUNNING, trouble).into_iter().chain([clone_error(trouble)]))
+}
+
+fn differing(target: &Claim, wanted: impl IntoIterator<Item = (String, String)>) -> Option<Action> {
     let changes: Changes = wanted
         .into_iter()
         .filter(|(name, value)| !target.meta.says(name, value))
@@ -549,7 +582,59 @@ mod tests {
         let report = report_sender(&none, &trouble);
         let Some(Action::Annotate { annotations, .. }) = report else { panic!("{report:?}") };
         assert_eq!(annotations[names::SOURCE_RUNNING_REASON].as_deref(), Some(NOT_STARTED));
+        assert_eq!(annotations[names::CLONE_ERROR].as_deref(), Some("no pods"));
         assert!(!annotations.contains_key(names::RUNNING));
+    }
+
+    #[test]
+    fn a_claim_that_a_pod_uses_gets_no_worker_of_its_own() {
+        let claim = |phase: &str, annotations: &Value| {
+            Claim::from(&json!({
+                "metadata": {"name": "disk", "namespace": "n", "uid": "c", "annotations": annotations},
+                "status": {"phase": phase},
+            }))
+        };
+        let (none, done) = (json!({}), json!({names::POD_PHASE: "Succeeded"}));
+        let works = worker("importer-disk", "c", "disk", "Running");
+        let (import, upload) = (Some("ImportTargetInUse"), Some("UploadTargetInUse"));
+        for (source, claim, worker, user, starts, waits) in [
+            (Source::Blank, claim("Bound", &none), None, None, true, None),
+            (Source::Blank, claim("Bound", &none), None, Some("web"), false, import),
+            (Source::Upload, claim("Bound", &none), None, Some("web"), false, upload),
+            (Source::Blank, claim("Pending", &none), None, Some("web"), false, None),
+            (Source::Blank, claim("Bound", &done), None, Some("web"), false, None),
+            (Source::Blank, claim("Bound", &none), Some(&works), Some("web"), false, None),
+        ] {
+            let task = Task {
+                source,
+                archive: false,
+                preallocation: false,
+                owner_uid: String::new(),
+                priority: String::new(),
+            };
+            let plan = direct(&Observed {
+                target: &claim,
+                prime: None,
+                worker,
+                volume: None,
+                class: None,
+                task: &task,
+                honors_first_consumer: true,
+                user,
+                young: false,
+            });
+            assert_eq!(plan.start == Some(Start::Target), starts, "{plan:?}");
+            assert_eq!(plan.trouble.as_ref().map(|trouble| trouble.reason), waits, "{plan:?}");
+            let event = plan.actions.iter().find_map(|action| {
+                let Action::Report(event) = action else { return None };
+                Some((event.warning, event.reason.as_str(), event.message.as_str()))
+            });
+            let text = "pod n/web using PersistentVolumeClaim disk";
+            assert_eq!(event, waits.map(|reason| (true, reason, text)));
+            if let Some(trouble) = plan.trouble {
+                assert!(trouble.message.starts_with(text) && trouble.message.contains("delete the pod"));
+            }
+        }
     }
 
     #[test]

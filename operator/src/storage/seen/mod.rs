@@ -10,6 +10,7 @@ pub mod data_volume;
 mod meta;
 pub mod snapshot;
 pub mod source;
+mod user;
 pub mod volume;
 pub mod worker;
 
@@ -19,5 +20,6 @@ pub use data_volume::DataVolume;
 pub use meta::{Condition, Meta, Owner, conditions, map, text, texts};
 pub use snapshot::Snapshot;
 pub use source::Source;
+pub use user::User;
 pub use volume::Volume;
 pub use worker::Worker;

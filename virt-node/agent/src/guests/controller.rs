@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::kubevirt::{InterfaceStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
-use api::launcher::{Event, Request, State};
+use api::launcher::{Event, State};
 use cluster::event::{Events, Reference, Type};
 use cluster::{Cache, Client, Key, Outcome, Queue, Resource, Scope};
 use serde_json::Value;
@@ -339,12 +339,17 @@ impl Controller {
         if instance.deleting || self.guests().get(&instance.uid).is_none_or(is_current) {
             return Ok(());
         }
-        let (network, statuses) = interfaces::mend(&self.site, Arc::clone(instance), pod.clone()).await?;
+        let key = Key::new(&instance.namespace, &instance.name);
+        let mended = interfaces::mend(&self.site, Arc::clone(instance), pod.clone()).await;
+        if let Some((kind, reason, text)) = mended.as_ref().err().and_then(status::interfaces_event) {
+            self.events.publish(&self.about(&key, instance), kind, reason, &text);
+        }
+        let (network, statuses) = mended?;
         if let Some(guest) = self.guests().get_mut(&instance.uid) {
             (guest.network, guest.attached) = (Some(network), Some(statuses));
             guest.interfaces = wanted;
         }
-        self.queue.add(Key::new(&instance.namespace, &instance.name));
+        self.queue.add(key);
         Ok(())
     }
 
@@ -352,21 +357,13 @@ impl Controller {
         let Some(pod) = pod else { return Ok(()) };
         let Some(directory) = PodDirectory::open(&self.site.kubelet, &pod.uid)? else { return Ok(()) };
         let (mut talk, _) = Talk::open(&Arc::new(directory)).await?;
-        let request = match instance.grace {
-            0 => Request::Kill,
-            grace => Request::Shutdown { grace_seconds: Some(grace) },
-        };
+        let (request, reason, text) = plan::ending(instance.grace);
         talk.call(request).await?;
         if let Some(guest) = self.guests().get_mut(&instance.uid) {
             guest.asked = Some(instance.grace);
         }
         let key = Key::new(&instance.namespace, &instance.name);
-        self.events.publish(
-            &self.about(&key, instance),
-            Type::Normal,
-            "ShuttingDown",
-            "Signaled Graceful Shutdown",
-        );
+        self.events.publish(&self.about(&key, instance), Type::Normal, reason, text);
         Ok(())
     }
 
@@ -496,22 +493,19 @@ impl Controller {
     async fn failed(&self, key: &Key, instance: &Instance, error: &Error) -> Outcome {
         let text = error.chain();
         tracing::warn!(%key, error = text, "cannot reconcile the guest; retrying");
-        match error.kind() {
-            // Nothing but waiting helps against these.
-            Kind::Launcher | Kind::Cluster | Kind::Kubelet | Kind::Stale => {}
-            Kind::Content | Kind::Untrusted | Kind::System | Kind::Usage => {
-                self.events.publish(&self.about(key, instance), Type::Warning, "SyncFailed", &text);
-                let written = match parsed(&instance.status) {
-                    Ok(before) => {
-                        let after = status::failing(&before, "Synchronizing with the Domain failed.", &text);
-                        self.write(key, instance, &after).await
-                    }
-                    Err(error) => Err(error),
-                };
-                if let Err(error) = written {
-                    tracing::debug!(%key, error = error.chain(), "cannot write the failure to the VMI's status");
-                }
+        if error.kind().is_awaited() {
+            return Outcome::Retry;
+        }
+        self.events.publish(&self.about(key, instance), Type::Warning, "SyncFailed", &text);
+        let written = match parsed(&instance.status) {
+            Ok(before) => {
+                let after = status::failing(&before, "Synchronizing with the Domain failed.", &text);
+                self.write(key, instance, &after).await
             }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            tracing::debug!(%key, error = error.chain(), "cannot write the failure to the VMI's status");
         }
         Outcome::Retry
     }

@@ -6,7 +6,7 @@
 //!                 └ VMI deleted ─► Finish(NeverStarted)            pod gone without a report ─► Finish(Lost)
 //! ```
 
-use api::launcher::{Exit, State};
+use api::launcher::{Exit, Request, State};
 
 /// Phases of a VMI, as far as the agent acts on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,17 @@ pub(crate) enum Step {
     Report,
 }
 
+/// The request that ends a guest within a grace in seconds, and reason and text of the event about it.
+pub(crate) fn ending(grace: u64) -> (Request, &'static str, &'static str) {
+    match grace {
+        0 => (Request::Kill, "Deleted", "Signaled Deletion"),
+        grace => {
+            let request = Request::Shutdown { grace_seconds: Some(grace) };
+            (request, "ShuttingDown", "Signaled Graceful Shutdown")
+        }
+    }
+}
+
 /// The next step; `None`: something has to happen first.
 pub(crate) fn step(found: &ObservedGuest) -> Option<Step> {
     match found.phase {
@@ -137,6 +148,16 @@ mod tests {
 
     fn found(phase: Phase, launcher: Launcher) -> ObservedGuest {
         ObservedGuest { phase, deleting: false, pod: Pod::Alive, launcher, asked: false }
+    }
+
+    #[test]
+    fn a_guest_without_grace_is_killed() {
+        let (request, reason, text) = ending(0);
+        assert!(matches!(request, Request::Kill), "{request:?}");
+        assert_eq!((reason, text), ("Deleted", "Signaled Deletion"));
+        let (request, reason, text) = ending(30);
+        assert!(matches!(request, Request::Shutdown { grace_seconds: Some(30) }), "{request:?}");
+        assert_eq!((reason, text), ("ShuttingDown", "Signaled Graceful Shutdown"));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use virt::status::{self as words, condition, without};
 use super::osinfo;
 use super::plan::End;
 use super::pod::Pod;
+use crate::error::Error;
 
 /// Condition: the guest has its keys and passwords.
 const CREDENTIALS: &str = "AccessCredentialsSynchronized";
@@ -112,6 +113,11 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
         }
     }
     status
+}
+
+/// The event of interfaces that cannot be attached or detached.
+pub(crate) fn interfaces_event(error: &Error) -> Option<(Type, &'static str, String)> {
+    (!error.kind().is_awaited()).then(|| (Type::Warning, "NicHotplug", error.chain()))
 }
 
 /// The event of a change of whether the guest has its keys and passwords, as upstream.
@@ -275,6 +281,16 @@ mod tests {
         // The same facts later, as after an agent's restart, change nothing.
         known.started = None;
         assert_eq!(running(&status, &known), status);
+    }
+
+    #[test]
+    fn interfaces_that_cannot_come_are_an_event_unless_it_is_awaited() {
+        use crate::error::Kind;
+        let of = |kind| interfaces_event(&Error::new(kind, "no bridge br1"));
+        let (kind, reason, text) = of(Kind::System).unwrap();
+        assert_eq!((kind, reason, text.as_str()), (Type::Warning, "NicHotplug", "no bridge br1"));
+        assert!(of(Kind::Content).is_some());
+        assert!(of(Kind::Launcher).is_none());
     }
 
     #[test]

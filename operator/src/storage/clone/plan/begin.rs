@@ -10,7 +10,7 @@ use crate::storage::action::Action;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::choose::{self, CloneSource, CloneTarget};
 use crate::storage::names;
-use crate::storage::populate::plan::POPULATING;
+use crate::storage::populate::plan::{POPULATING, usage};
 use crate::storage::profile::CloneStrategy;
 
 /// Chooses the way, and writes it down before anything is made.
@@ -84,7 +84,7 @@ pub(super) fn not_copied(o: &Observed<'_>, given: &CloneSource) -> Option<Plan> 
 /// A pod writes to the source of a copy.
 fn in_use(o: &Observed<'_>, pod: &str) -> Plan {
     let Origin { namespace, name, .. } = o.origin;
-    let message = format!("pod {namespace}/{pod} using PersistentVolumeClaim {name}");
+    let message = usage((namespace, name), pod);
     let event = warning(o, "CloneSourceInUse", &message);
     Plan::troubled("CloneSourceInUse", format!("{message}: the clone waits until it ends"))
         .before(vec![event])

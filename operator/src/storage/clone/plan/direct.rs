@@ -5,14 +5,19 @@ use super::begin::{content_labels, far, guard, not_copied};
 use super::copy::release;
 use super::finish::{clean, succeeded};
 use super::source::given;
-use super::step::{Observed, Plan, annotate, chosen, delete, has_finalizer};
+use super::step::{Observed, Plan, Start, annotate, chosen, delete, has_finalizer};
 use crate::storage::action::{Action, Kind};
 use crate::storage::names;
+use crate::storage::populate::plan::in_use;
 use crate::storage::profile::CloneStrategy;
 use crate::storage::seen::claim::Phase;
 
 /// Decides for a target without a `dataSourceRef`: it is bound like any claim, and receives a copy then.
 pub fn direct(o: &Observed<'_>) -> Plan {
+    decide(o).continued(o)
+}
+
+fn decide(o: &Observed<'_>) -> Plan {
     let target = o.target;
     if target.meta.deleting {
         return if has_finalizer(target) { clean_up(o) } else { Plan::default() };
@@ -33,7 +38,7 @@ pub fn direct(o: &Observed<'_>) -> Plan {
     let consumes = consumer_free && o.class.is_some_and(|class| class.waits_for_consumer);
     match chosen(target) {
         _ if target.phase != Phase::Bound && !consumes => Plan::default(),
-        Some(_) => copied(o, target),
+        Some(_) => unused(o, copied(o, target)),
         None => begin(o),
     }
 }
@@ -51,7 +56,14 @@ fn begin(o: &Observed<'_>) -> Plan {
     changes.extend(far(o));
     let mut actions: Vec<Action> = guard(o).into_iter().collect();
     actions.push(annotate(o.target, &changes, content_labels(o)));
-    copied(o, o.target).before(actions)
+    unused(o, copied(o, o.target)).before(actions)
+}
+
+/// Starts no server on a target that a pod uses.
+fn unused(o: &Observed<'_>, plan: Plan) -> Plan {
+    let Some(user) = o.user.filter(|_| plan.start == Some(Start::Server)) else { return plan };
+    let (report, trouble) = in_use(o.target, user, true);
+    Plan { start: None, trouble: Some(trouble), ..plan.before(vec![report]) }
 }
 
 /// Removes what helped. The server's Service goes before its pod: while there is a pod, the target is looked at again.

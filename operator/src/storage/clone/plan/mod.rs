@@ -53,6 +53,10 @@ pub fn is_over(target: &Claim) -> bool {
 
 /// Decides.
 pub fn plan(o: &Observed<'_>) -> Plan {
+    decide(o).continued(o)
+}
+
+fn decide(o: &Observed<'_>) -> Plan {
     let target = o.target;
     if target.meta.deleting {
         return if has_finalizer(target) { clean(o) } else { Plan::default() };

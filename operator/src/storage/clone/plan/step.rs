@@ -52,6 +52,8 @@ pub struct Observed<'a> {
     pub forced: Option<CloneStrategy>,
     /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
     pub honors_first_consumer: bool,
+    /// Name of a pod that uses the target; only observed before the server is made that writes to the target itself.
+    pub user: Option<&'a str>,
 }
 
 /// A worker that is to be made.
@@ -83,6 +85,22 @@ impl Plan {
 
     pub(super) fn troubled(reason: &'static str, message: String) -> Self {
         Self { trouble: Some(Obstacle { reason, message }), ..Self::default() }
+    }
+
+    /// Takes the last error off the claim of a clone that continues: after the steps that the API server may refuse, and
+    /// not before a worker's pod is there.
+    pub(super) fn continued(mut self, o: &Observed<'_>) -> Self {
+        let target = &o.target.meta;
+        let waits = self.trouble.is_some() || self.start.is_some() || target.deleting;
+        if !waits && target.annotation(names::CLONE_ERROR).is_some() {
+            self.actions.push(Action::Annotate {
+                claim: key(o.target),
+                uid: target.uid.clone(),
+                annotations: [(names::CLONE_ERROR.to_owned(), None)].into(),
+                labels: BTreeMap::new(),
+            });
+        }
+        self
     }
 
     pub(super) fn before(mut self, mut actions: Vec<Action>) -> Self {

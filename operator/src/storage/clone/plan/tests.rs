@@ -48,6 +48,7 @@ struct Case<'a> {
     target: &'a Claim,
     source: Option<&'a Claim>,
     writer: Option<&'a str>,
+    user: Option<&'a str>,
     of_snapshot: Option<&'a Snapshot>,
     temporary: Option<&'a Claim>,
     volume: Option<&'a Volume>,
@@ -66,6 +67,7 @@ impl<'a> Case<'a> {
             target,
             source,
             writer: None,
+            user: None,
             of_snapshot: None,
             temporary: None,
             volume: None,
@@ -110,6 +112,7 @@ impl<'a> Case<'a> {
             profile: Some(&profile),
             forced: self.forced,
             honors_first_consumer: true,
+            user: self.user,
         })
     }
 }
@@ -279,6 +282,13 @@ fn without_a_populator_the_copy_is_put_into_the_bound_target() {
     );
     assert_eq!(begun.start, Some(Start::Server));
     let going = at("Bound", json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Pending"}));
+    for target in [&bound, &going] {
+        let used = Case { user: Some("web"), direct: true, ..Case::new(target, Some(&ready)) }.plan();
+        assert_eq!(used.start, None, "{used:?}");
+        let trouble = used.trouble.unwrap();
+        assert_eq!(trouble.reason, "UploadTargetInUse");
+        assert!(trouble.message.contains("pod n/web using PersistentVolumeClaim clone"), "{trouble:?}");
+    }
     let mut server =
         Worker { phase: "Running".into(), state: State::Running, ready: true, ..Worker::default() };
     server.address = "10.0.0.1".into();
@@ -456,6 +466,36 @@ fn clones_that_are_not_possible_have_a_reason() {
     let waits = target("Pending", &json!({names::IMMEDIATE: "", names::CLONE_PHASE: "Pending"}));
     let case = Case { of_snapshot: Some(&unready), ..Case::new(&waits, None) };
     assert!(case.plan().actions.is_empty());
+}
+
+#[test]
+fn the_error_of_a_clone_is_removed_when_it_continues() {
+    let ready = source("Bound", "Succeeded");
+    let taken_off = |plan: &Plan| {
+        plan.actions.iter().any(|action| {
+            matches!(action, Action::Annotate { annotations, .. }
+                if annotations.get(names::CLONE_ERROR) == Some(&None))
+        })
+    };
+    let failed = |phase: &str, more: Value| {
+        let mut failed = target(phase, &more);
+        failed.meta.annotations.insert(names::CLONE_ERROR.to_owned(), "no source".to_owned());
+        failed
+    };
+    let forced = failed("Pending", json!({names::IMMEDIATE: ""}));
+    assert!(!taken_off(&decide(&forced, None, None, None)), "it still waits");
+    let begun = decide(&forced, Some(&ready), None, None);
+    assert!(matches!(begun.actions.as_slice(), [_, Action::Create(_), _]) && taken_off(&begun), "{begun:?}");
+    let without = decide(&target("Pending", &json!({names::IMMEDIATE: ""})), Some(&ready), None, None);
+    assert!(!taken_off(&without), "{without:?}");
+    // The server's pod may be refused again.
+    let bound = failed("Bound", json!({}));
+    let case = Case { direct: true, ..Case::new(&bound, Some(&ready)) };
+    assert_eq!(case.plan().start, Some(Start::Server));
+    assert!(!taken_off(&case.plan()), "{:?}", case.plan());
+    let server = Worker { phase: "Running".into(), state: State::Running, ..Worker::default() };
+    let served = Case { server: Some(&server), ..case }.plan();
+    assert!(taken_off(&served), "{served:?}");
 }
 
 #[test]
