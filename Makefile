@@ -62,7 +62,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build install programs server cni peers demo demo-programs deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube helm suite oldest root cluster cluster-down
+.PHONY: build install programs server cni peers demo demo-programs deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube suite oldest root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -169,9 +169,6 @@ check-tests: deps fmt-check clippy deny server cni kube image
 	"$$CARGO_TARGET_DIR/debug/lanes"
 	cargo test --quiet --locked --workspace --doc
 
-helm: deps
-	@e2e/kube/build helm
-
 suite: deps
 	@e2e/kube/build suite
 
@@ -183,7 +180,7 @@ oldest: deps
 AUDIT := $(CARGO_TARGET_DIR)/audit
 
 soak: export FERROVIRT_CLUSTER_AUDIT := $(AUDIT)
-soak: deps server cni kube helm suite oldest image
+soak: deps server cni kube suite oldest image
 	rm -rf "$(AUDIT)"
 	cargo test --locked --workspace --no-run
 	FERROVIRT_SOAK=1 "$$CARGO_TARGET_DIR/debug/lanes" --single
@@ -191,7 +188,6 @@ soak: deps server cni kube helm suite oldest image
 	FERROVIRT_KUBERNETES=oldest "$$CARGO_TARGET_DIR/debug/lanes" --single e2e/platform
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --doc
 	cargo test --locked --workspace --test integration -- --ignored daemon_debian:: daemon_releases::
-	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test integration helm:: -- --ignored
 	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test integration hpp_csi::suite:: -- --ignored
 	FERROVIRT_SOAK=1 FERROVIRT_PROVISIONER=agent cargo test --locked -p e2e --test integration hpp_csi::suite:: -- --ignored
 	cargo test --locked -p e2e --test integration grants:: -- --ignored

@@ -184,6 +184,9 @@ pub struct Uninstall {
     /// Remove only the objects that switch the platform on, and wait until they are gone
     #[arg(long)]
     pub only_custom_resources: bool,
+    /// Remove only what node agents, which must be gone, wrote on nodes
+    #[arg(long, conflicts_with = "only_custom_resources")]
+    pub only_nodes: bool,
     /// Seconds until it gives up
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,

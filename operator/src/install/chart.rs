@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 use super::node::{CAPABILITIES, capabilities_security};
-use super::{Settings, accounts, hooks, label, manifests, roles, workloads, yaml};
+use super::{Settings, accounts, manifests, roles, uninstall_hooks, workloads, yaml};
 
 /// Marks: what stands between them is a word of [`expression`].
 const MARK: &str = "@@";
@@ -52,9 +52,8 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         }
         all.push((format!("templates/{kind}-{name}.yaml").replace(NAMESPACE, "release"), text));
     }
-    let mut hooks = hooks::before_removal(&settings);
-    hooks.iter_mut().for_each(label);
-    all.push(("templates/uninstall.yaml".to_owned(), expressions(&yaml(&hooks)?)));
+    let hooks = yaml(&uninstall_hooks(&settings))?;
+    all.push(("templates/uninstall.yaml".to_owned(), expressions(&hooks)));
     Ok(all)
 }
 
@@ -245,7 +244,8 @@ Switch the platform on:
   kubectl -n {{ .Release.Namespace }} wait hyperconverged/kubevirt-hyperconverged --for condition=Available
 
 `helm uninstall` first removes both objects, and stops while virtual machines or DataVolumes exist, unless
-spec.deployment.uninstallStrategy of HyperConverged is RemoveWorkloads. Definitions stay.
+spec.deployment.uninstallStrategy of HyperConverged is RemoveWorkloads. Definitions stay, and so do authorities'
+Secrets and ConfigMaps in the namespace.
 ";
 
 const INGRESS: &str = "\

@@ -135,6 +135,13 @@ pub fn manifests(settings: &Settings) -> Vec<Value> {
     all
 }
 
+/// Objects that the Helm chart has in addition, and that exist while `helm uninstall` runs only.
+pub fn uninstall_hooks(settings: &Settings) -> Vec<Value> {
+    let mut all = hooks::all(settings);
+    all.iter_mut().for_each(label);
+    all
+}
+
 /// Names of the definitions whose versions are converted by the operator.
 pub(crate) const CONVERTED: [&str; 1] = ["hyperconvergeds.hco.kubevirt.io"];
 

@@ -74,6 +74,9 @@ pub(crate) fn run(arguments: &Uninstall) -> Result<()> {
         until: Instant::now() + Duration::from_secs(arguments.timeout),
     };
     runtime.block_on(async {
+        if arguments.only_nodes {
+            return removal.clean_nodes().await;
+        }
         if all && removal.is_abandoned().await? {
             removal.close().await?;
         }

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use clap::Parser;
+use operator::args::{Args, Command};
+use operator::config::{AREAS, Config};
 use operator::install::{Settings, custom_resources, hostpath, macpool, manifests, yaml};
 use operator::platform::plan::Side;
 use serde_json::{Value, json};
@@ -80,6 +83,19 @@ fn nothing_of_the_driver_is_installed_without_its_object() {
     assert_eq!(of(&installed, "CSIDriver").count(), 0);
     let switches = custom_resources(&Settings::default());
     assert_eq!(of(&switches, "HostPathProvisioner").count(), 1);
+}
+
+#[test]
+fn one_deployment_has_the_controllers_of_all_areas() {
+    let all = manifests(&Settings::default());
+    let deployments = ["cdi-uploadproxy", "ferrovirt-operator"].map(str::to_owned);
+    assert_eq!(names(&all, "Deployment"), BTreeSet::from(deployments));
+    let operator = of(&all, "Deployment").find(|one| name(one) == "ferrovirt-operator").unwrap();
+    let container = &operator["spec"]["template"]["spec"]["containers"][0];
+    let words: Vec<&str> = list(&container["args"]).iter().map(|word| word.as_str().unwrap()).collect();
+    let line = ["operator"].into_iter().chain(words).chain(["--identity", "pod"]);
+    let Command::Run(run) = Args::try_parse_from(line).unwrap().command else { panic!("{container}") };
+    assert_eq!(Config::new(&run).unwrap().areas, AREAS);
 }
 
 #[test]

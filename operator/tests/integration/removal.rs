@@ -19,10 +19,33 @@ const NETWORKS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "networ
 const NETWORK_DEFINITION: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// Runs `operator uninstall`.
-fn uninstall(site: &Site, seconds: u32) -> Output {
+fn uninstall(site: &Site, seconds: u32, options: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_operator"));
-    command.arg("uninstall").arg("--kubeconfig").arg(site.kubeconfig());
+    command.arg("uninstall").arg("--kubeconfig").arg(site.kubeconfig()).args(options);
     command.args(["--timeout", &seconds.to_string()]).output().unwrap()
+}
+
+/// Writes on the node what an agent writes.
+async fn report(site: &Site) {
+    let written = json!({"metadata": {
+        "labels": {"kubevirt.io/schedulable": "true", "cpu-vendor.node.kubevirt.io/Intel": "true"},
+        "annotations": {"kubevirt.io/heartbeat": "2026-01-01T00:00:00Z"},
+    }});
+    let bridges = json!({"bridge.network.kubevirt.io/br0": "1k", "cpu": "2"});
+    let status = json!({"status": {"capacity": bridges, "allocatable": bridges}});
+    for (resource, patch) in [(NODES, written), (NODES.sub("status"), status)] {
+        site.admin.merge_patch::<IgnoredAny>(resource, &Key::cluster("node"), &patch).await.unwrap();
+    }
+}
+
+/// Nothing that an agent wrote is on the node.
+async fn assert_node_is_clean(site: &Site) {
+    let node: Value = site.admin.get(NODES, &Key::cluster("node")).await.unwrap();
+    assert_eq!(node["metadata"]["labels"], json!({"zone": "a"}));
+    assert_eq!(node["metadata"]["annotations"], Value::Null);
+    for field in ["capacity", "allocatable"] {
+        assert_eq!(node["status"][field], json!({"cpu": "2"}), "{field}");
+    }
 }
 
 /// The number of APIServices and webhooks of the platform.
@@ -77,18 +100,9 @@ async fn install(site: &Site) {
     }
     let installed = site.install(|object| own(object) && !first.contains(&kind(object)));
     assert!(installed.status.success(), "{installed:?}");
-    let node = json!({
-        "metadata": {
-            "name": "node",
-            "labels": {"kubevirt.io/schedulable": "true", "cpu-vendor.node.kubevirt.io/Intel": "true", "zone": "a"},
-            "annotations": {"kubevirt.io/heartbeat": "2026-01-01T00:00:00Z"},
-        },
-    });
+    let node = json!({"metadata": {"name": "node", "labels": {"zone": "a"}}});
     admin.create::<IgnoredAny>(NODES, "", &node).await.unwrap();
-    let bridges = json!({"bridge.network.kubevirt.io/br0": "1k", "cpu": "2"});
-    let status = json!({"status": {"capacity": bridges, "allocatable": bridges}});
-    let key = Key::cluster("node");
-    admin.merge_patch::<IgnoredAny>(NODES.sub("status"), &key, &status).await.unwrap();
+    report(site).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,15 +114,22 @@ async fn platform_without_an_operator_is_removed_and_blocks_no_namespace() {
     let all = entrances(&site).await;
     assert!(all > 10, "{all}");
 
+    // As the chart does after everything else.
+    let cleaned = uninstall(&site, 10, &["--only-nodes"]);
+    assert!(cleaned.status.success(), "{cleaned:?}");
+    assert_node_is_clean(&site).await;
+    assert_eq!(entrances(&site).await, all);
+    report(&site).await;
+
     // While a VM exists, webhooks that could protect it stay.
-    let refused = uninstall(&site, 3);
+    let refused = uninstall(&site, 3, &[]);
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && text.contains("HyperConverged"), "{text}");
     assert_eq!(entrances(&site).await, all);
 
     let key = Key::new(TEAM, "vm");
     admin.delete(MACHINES, &key, &Delete::default()).await.unwrap();
-    let waiting = uninstall(&site, 40);
+    let waiting = uninstall(&site, 40, &[]);
     let text = String::from_utf8_lossy(&waiting.stderr).into_owned();
     assert!(!waiting.status.success() && text.contains("is still there"), "{text}");
     assert_eq!(entrances(&site).await, 0, "{text}");
@@ -124,7 +145,7 @@ async fn platform_without_an_operator_is_removed_and_blocks_no_namespace() {
     let key = Key::new(PLATFORM, PLATFORM);
     let released = json!({"metadata": {"finalizers": null}});
     admin.merge_patch::<IgnoredAny>(OBJECTS, &key, &released).await.unwrap();
-    let removed = uninstall(&site, 120);
+    let removed = uninstall(&site, 120, &[]);
     let text = String::from_utf8_lossy(&removed.stderr).into_owned();
     assert!(removed.status.success(), "{text}");
     assert!(text.contains("stays: it was not installed with the platform"), "{text}");
@@ -133,10 +154,5 @@ async fn platform_without_an_operator_is_removed_and_blocks_no_namespace() {
     assert_eq!(names, [NETWORK_DEFINITION]);
     assert!(admin.find::<IgnoredAny>(NETWORKS, &Key::new(TEAM, "net")).await.unwrap().is_some());
     assert!(admin.find::<IgnoredAny>(NAMESPACES, &Key::cluster(PLATFORM)).await.unwrap().is_none());
-    let node: Value = admin.get(NODES, &Key::cluster("node")).await.unwrap();
-    assert_eq!(node["metadata"]["labels"], json!({"zone": "a"}));
-    assert_eq!(node["metadata"]["annotations"], Value::Null);
-    for field in ["capacity", "allocatable"] {
-        assert_eq!(node["status"][field], json!({"cpu": "2"}), "{field}");
-    }
+    assert_node_is_clean(&site).await;
 }

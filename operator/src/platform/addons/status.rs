@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_deployed_stays_available() {
+    fn deployed_components_stay_available() {
         let everything: NetworkAddonsSpec =
             serde_json::from_value(json!({"multus": {}, "kubeMacPool": {}})).unwrap();
         let after = |before: &NetworkAddonsStatus, version: &str, components: &[Component]| {

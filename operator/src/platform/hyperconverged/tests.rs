@@ -1,5 +1,8 @@
 //! Table tests of rendering, rules and status.
 
+use std::time::Duration;
+
+use api::duration;
 use api::hyperconverged::v1::HyperConverged;
 use api::hyperconverged::{API_VERSION, NAME, RelatedObject};
 use serde_json::{Map, Value, json};
@@ -9,6 +12,7 @@ use super::read::{Facts, NodeSeen};
 use super::render::{Child, child};
 use super::status::{ChildState, Situation, status};
 use super::{check, effect, patch};
+use crate::lifetimes;
 use crate::platform::without;
 
 fn facts() -> Facts {
@@ -321,6 +325,19 @@ fn an_empty_object_gives_the_defaults_of_the_platform() {
     assert_eq!(cdi["certConfig"]["client"]["renewBefore"], "12h0m0s");
     assert_eq!(network["selfSignConfiguration"]["caOverlapInterval"], "24h0m0s");
     assert_eq!(ssp["commonTemplates"]["namespace"], "ns");
+}
+
+#[test]
+fn certificates_are_renewed_daily_by_the_settings_of_an_empty_object() {
+    let day = Duration::from_secs(24 * 3600);
+    let all = rendered(&read(json!({})));
+    let [kubevirt, cdi, network] = &all[..3] else { panic!() };
+    let [server, client] = lifetimes::of_cdi(cdi);
+    for lifetimes in [lifetimes::of_kubevirt(kubevirt), server, client] {
+        assert!(lifetimes.intervals.cert_rotate <= day && lifetimes.raised.is_empty(), "{lifetimes:?}");
+    }
+    let pool = network["selfSignConfiguration"]["certRotateInterval"].as_str().unwrap();
+    assert!(duration::parse(pool).is_some_and(|interval| interval <= day), "{pool}");
 }
 
 #[test]

@@ -35,8 +35,8 @@ pub(super) struct Cause {
     pub(super) message: String,
 }
 
-/// What a spec of an instance, whose path is `at`, asks for and may not have. A spec that cannot be read is refused by
-/// other rules.
+/// The devices and interfaces of an instance's spec, whose path is `at`, that are not permitted. A spec that cannot be read
+/// is refused by other rules.
 pub(super) fn not_permitted(spec: &Value, at: &str, permitted: &Permitted) -> Vec<Cause> {
     let mut causes = devices_refused(spec, at, permitted.devices.as_ref());
     if !permitted.pod_bridges {

@@ -13,7 +13,7 @@ use crate::view::{Age, Gates, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 
-/// What specs of guests may ask for, apart from rules that hold everywhere.
+/// Permissions of guests: limits of their specs besides the rules that hold everywhere.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Permitted {
     /// Devices of the host (`permittedHostDevices`); `None`: those of every device plugin.
@@ -116,7 +116,7 @@ pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
     current(configuration).map_or_else(Settings::default, |object| of(&object))
 }
 
-/// What guests may ask for now.
+/// The permissions of guests now.
 pub(super) fn permitted(configuration: &Cache<Configuration>) -> Permitted {
     current(configuration).map(|object| permitted_by(&object)).unwrap_or_default()
 }
