@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader};
 
 use anyhow::{Context, Result};
 use operator::defaults::NAMESPACE;
-use operator::install::{Settings, manifests};
+use operator::install::{Settings, manifests, uninstall_hooks};
 use serde_json::Value;
 
 use crate::place::Place;
@@ -67,9 +67,10 @@ impl Grant {
     }
 }
 
-/// The grants of the platform's own accounts.
+/// The grants of the platform's own accounts, and of the Jobs of `helm uninstall`.
 pub fn granted() -> BTreeSet<Grant> {
-    of(&manifests(&Settings::default()))
+    let settings = Settings::default();
+    of(&[manifests(&settings), uninstall_hooks(&settings)].concat())
 }
 
 fn of(objects: &[Value]) -> BTreeSet<Grant> {

@@ -50,6 +50,16 @@ pub fn install(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
         &["-n", &settings.namespace, "rollout", "status", "deployment/ferrovirt-operator", &rollout],
     )
     .with_context(|| pods(cluster, &settings.namespace))?;
+    switch_on(cluster, settings)?;
+    Ok(begun.elapsed())
+}
+
+/// Makes the objects that switch an installed platform on, and waits until they are available.
+///
+/// # Errors
+/// When the API server refuses an object, or one is not available in time.
+pub fn switch_on(cluster: &Cluster, settings: &Settings) -> Result<()> {
+    let begun = Instant::now();
     let switches = custom_resources(settings);
     // The API server learns of the webhook's endpoints after the kubelet reported them.
     while let Err(error) = apply(cluster, "platform-switches.yaml", &switches) {
@@ -64,7 +74,7 @@ pub fn install(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         wait(cluster, &arguments).with_context(|| pods(cluster, &settings.namespace))?;
     }
-    Ok(begun.elapsed())
+    Ok(())
 }
 
 /// Removes the platform as `operator uninstall` does; VMs and DataVolumes must be gone. Gives the time that took.

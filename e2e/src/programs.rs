@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::place::cache;
 
-/// A release of Kubernetes whose programs a cluster runs; its name is a folder of `kube/`.
+/// A release of Kubernetes that a cluster runs; its name is a folder of `kube/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
     /// The newest that the platform supports: `kubernetes`.
@@ -60,7 +60,8 @@ impl Programs {
                 .context("FERROVIRT_CNI is not set: `make cni` builds it, make sets it")?,
         );
         ensure!(cni.is_file(), "{} does not exist: run `make cni`", cni.display());
-        let [kubernetes, etcd, judges, dns] = [Release::of_this_run().module(), "etcd", "judges", "dns"].map(built);
+        let [kubernetes, etcd, judges, dns] =
+            [Release::of_this_run().module(), "etcd", "judges", "dns"].map(built);
         Ok(Self { kubernetes: kubernetes?, etcd: etcd?, judges: judges?, dns: dns?, cni })
     }
 

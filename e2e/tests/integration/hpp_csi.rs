@@ -8,6 +8,10 @@
 
 mod capacity;
 mod devices;
+#[expect(dead_code, reason = "the client's own tests use the rest")]
+#[path = "../../../lib/cluster/tests/api_server/faulty.rs"]
+mod faulty;
+mod hollow;
 mod import;
 mod loss;
 mod modes;

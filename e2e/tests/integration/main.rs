@@ -7,7 +7,6 @@
 
 mod cluster;
 mod grants;
-mod helm;
 mod hpp_csi;
 mod importer;
 mod macpool;

@@ -81,7 +81,7 @@ Anonymous:             0 kB
     }
 
     #[test]
-    fn the_program_goes_on_with_fewer_pages() {
+    fn pages_of_libraries_are_not_resident_afterwards() {
         let before = of_files();
         give_back().unwrap();
         let after = of_files();

@@ -7,7 +7,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::hpp_csi::space::{Space, Volume, api, until};
-use crate::hpp_csi::{CLASS, CLUSTER, alone};
+use crate::hpp_csi::{CLASS, CLUSTER, alone, together};
 
 /// The bytes that the driver reports as available.
 fn available() -> u64 {
@@ -56,4 +56,20 @@ fn the_scheduler_knows_how_much_there_is() {
     let claim = space.get("PersistentVolumeClaim", "huge").unwrap();
     assert!(claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].is_null(), "nobody tried");
     assert_eq!(space.get("Pod", "greedy").unwrap()["status"]["phase"], "Pending");
+}
+
+#[test]
+fn an_event_of_the_node_reports_that_sizes_are_not_enforced() {
+    let _driver = together();
+    // The kernel has no quota for the pool's XFS.
+    let is_found = |event: &DynamicObject| {
+        let about = &event.data["involvedObject"];
+        event.data["reason"] == "StoragePoolNotEnforced"
+            && about["kind"] == "Node"
+            && about["name"] == "node1"
+    };
+    until("the event", || {
+        let all = CLUSTER.run(api("Event", "default").list(&Default::default())).unwrap();
+        all.items.iter().any(is_found).then_some(())
+    });
 }

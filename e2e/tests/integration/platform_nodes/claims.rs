@@ -20,6 +20,9 @@ const NAMESPACE: &str = "claims";
 const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
 const NODES: [&str; 2] = ["node1", "node2"];
+/// Claims, and the steps in which they are made, and half of them deleted.
+const NUMBER: usize = 300;
+const STEPS: usize = 30;
 const KILLED: [Program; 3] = [Program::Operator, Program::Agent, Program::Driver];
 
 /// Volumes of each node.
@@ -69,14 +72,14 @@ fn provide_by(sidecars: &Value) {
     pools::patch(&json!({"metadata": {"annotations": {"ferrovirt.io/sidecars": sidecars}}}));
 }
 
-/// Takes `steps` steps, with kills in between; the work changes sides at a third and at two thirds of them.
-fn disturbed(dice: &mut Dice, steps: usize, mut step: impl FnMut(usize)) {
-    for number in 0..steps {
+/// Takes the steps, with kills in between; the work changes sides at a third and at two thirds of them.
+fn disturbed(dice: &mut Dice, mut step: impl FnMut(usize)) {
+    for number in 0..STEPS {
         step(number);
         std::thread::sleep(Duration::from_millis(dice.next(1500)));
-        if number == steps / 3 {
+        if number == STEPS / 3 {
             provide_by(&json!("stock"));
-        } else if number == steps * 2 / 3 {
+        } else if number == STEPS * 2 / 3 {
             provide_by(&Value::Null);
         }
         kill(KILLED[usize::try_from(dice.next(3)).unwrap()]);
@@ -84,8 +87,6 @@ fn disturbed(dice: &mut Dice, steps: usize, mut step: impl FnMut(usize)) {
 }
 
 pub(crate) fn are_bound_once(second: &Second) {
-    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
-    let (number, steps) = if soak { (300, 30) } else { (24, 4) };
     let sidecars = PLACE.cluster.place().path("sidecars.tar");
     second.import_images(&sidecars).unwrap();
     PLACE.namespace(NAMESPACE);
@@ -101,8 +102,8 @@ pub(crate) fn are_bound_once(second: &Second) {
     }
     let (before, mut dice) = (in_pools(second), Dice(27));
     let name = |claim: usize| format!("claim-{claim}");
-    disturbed(&mut dice, steps, |step| {
-        for claim in (0..number).filter(|claim| claim % steps == step) {
+    disturbed(&mut dice, |step| {
+        for claim in (0..NUMBER).filter(|claim| claim % STEPS == step) {
             let object = json!({
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name(claim)},
                 "spec": {
@@ -114,7 +115,7 @@ pub(crate) fn are_bound_once(second: &Second) {
         }
     });
     let mut bound = BTreeSet::new();
-    for claim in 0..number {
+    for claim in 0..NUMBER {
         let claim = PLACE.until(NAMESPACE, &format!("{} is bound", name(claim)), || {
             let claim = PLACE.find(CLAIMS, NAMESPACE, &name(claim))?;
             (claim["status"]["phase"] == "Bound").then_some(claim)
@@ -126,20 +127,20 @@ pub(crate) fn are_bound_once(second: &Second) {
     let all = volumes();
     let names: BTreeSet<String> =
         all.iter().map(|volume| volume["metadata"]["name"].as_str().unwrap().to_owned()).collect();
-    assert_eq!((all.len(), &names), (number, &bound), "one PV for each claim");
+    assert_eq!((all.len(), &names), (NUMBER, &bound), "one PV for each claim");
     let handles = by_node(&all);
-    assert!(handles.values().all(|handles| handles.len() == number / 2), "{handles:?}");
+    assert!(handles.values().all(|handles| handles.len() == NUMBER / 2), "{handles:?}");
     PLACE.until(NAMESPACE, "the pools hold the PVs' volumes", || {
         (added(second, &before) == handles).then_some(())
     });
 
     // Every other pair goes, of both nodes.
-    disturbed(&mut dice, steps, |step| {
-        for claim in (0..number).filter(|claim| claim % steps == step && claim / 2 % 2 == 0) {
+    disturbed(&mut dice, |step| {
+        for claim in (0..NUMBER).filter(|claim| claim % STEPS == step && claim / 2 % 2 == 0) {
             PLACE.delete(CLAIMS, NAMESPACE, &name(claim));
         }
     });
-    let left = number - (0..number).filter(|claim| claim / 2 % 2 == 0).count();
+    let left = NUMBER - (0..NUMBER).filter(|claim| claim / 2 % 2 == 0).count();
     PLACE.until(NAMESPACE, "the PVs of deleted claims are gone", || (volumes().len() == left).then_some(()));
     PLACE.until(NAMESPACE, "the pools hold the other volumes", || {
         (added(second, &before) == by_node(&volumes())).then_some(())
@@ -156,5 +157,5 @@ pub(crate) fn are_bound_once(second: &Second) {
     }
     let set = ["rollout", "status", "daemonset/hostpath-provisioner-csi", "--timeout=240s"];
     PLACE.kubectl(&[&["-n", operator::defaults::NAMESPACE][..], &set].concat()).unwrap();
-    println!("{number} claims on two nodes, {} kills, 4 changes of sides: each bound once", 2 * steps);
+    println!("{NUMBER} claims on two nodes, {} kills, 4 changes of sides: each bound once", 2 * STEPS);
 }

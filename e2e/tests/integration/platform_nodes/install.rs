@@ -1,18 +1,28 @@
-//! The platform with a VM, applied again, removed and installed, several times: as `operator uninstall` and as Helm does.
+//! The platform is installed, runs a VM, is installed again over itself, and removed, several times: as `operator manifests`
+//! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way.
 
 use std::collections::BTreeSet;
 use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use cluster::Resource;
 use e2e::platform;
+use places::guest::Dice;
 use serde_json::{Value, json};
 
 use crate::platform::machines::{create, until_answers};
-use crate::platform::place::{MACHINES, PLACE};
+use crate::platform::place::{MACHINES, PLACE, PODS};
+use crate::platform_nodes::helm::Chart;
+use crate::platform_nodes::kills::Program;
 
+const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
+const PLATFORM: &str = operator::defaults::NAMESPACE;
 /// `HyperConverged` as kubectl names it.
 const OBJECT: &str = "hyperconverged.hco.kubevirt.io/kubevirt-hyperconverged";
-/// Longest time until a namespace of a user is gone.
+/// Longest time until a namespace that is deleted is gone.
 const GONE: Duration = Duration::from_secs(30);
 /// Longest time from the first object to Available, images present.
 const AVAILABLE: Duration = Duration::from_secs(30);
@@ -47,34 +57,21 @@ fn uninstall(arguments: &[&str]) -> Output {
     platform::removal(&PLACE.cluster, &platform::settings(), arguments).unwrap().output().unwrap()
 }
 
-/// A VM that runs, in a namespace of its own.
-fn machine(namespace: &str) {
-    PLACE.namespace(namespace);
-    create(namespace, "vm", "Always", 0);
-    until_answers(namespace, "vm", 1);
-}
-
-/// The VM's namespace goes in time, with no aggregated API in its way.
-fn assert_namespace_goes(namespace: &str) {
-    let begun = Instant::now();
-    PLACE.remove_namespace(namespace);
-    assert!(begun.elapsed() < e2e::bar(GONE), "{namespace}: {:?}", begun.elapsed());
-}
-
-/// Nothing of the platform is left.
-fn assert_nothing_is_left() {
-    assert_eq!(installed(false), BTreeSet::new());
-    let everywhere = "apiservices,crd,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,\
-                      validatingwebhookconfigurations,validatingadmissionpolicies,csidrivers,storageclasses,\
-                      priorityclasses,namespaces";
-    let left: Vec<String> = kubectl(&["get", everywhere, "-o", "name"])
-        .lines()
-        .filter(|name| {
-            name.contains("kubevirt") || name.contains("kubemacpool") || name.contains("ferrovirt")
-        })
-        .map(str::to_owned)
-        .collect();
-    assert!(left.is_empty(), "{left:?}");
+/// Nothing of the platform is left; after Helm has removed it, definitions, and the authorities in the namespace, are.
+fn assert_nothing_is_left(way: Way) {
+    let (kept, kinds): (&[&str], _) = match way {
+        Way::Manifest => (&[], ",apiservices,crd,namespaces"),
+        Way::Helm => (&["CustomResourceDefinition/", "Secret/", "ConfigMap/"], ""),
+    };
+    let mut left = installed(false);
+    left.retain(|object| !kept.iter().any(|kind| object.starts_with(kind)));
+    let everywhere = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,\
+                      validatingwebhookconfigurations,validatingadmissionpolicies,\
+                      validatingadmissionpolicybindings,csidrivers,storageclasses,priorityclasses";
+    let named = kubectl(&["get", &format!("{everywhere}{kinds}"), "-o", "name"]);
+    let ours = |name: &&str| ["kubevirt", "kubemacpool", "ferrovirt"].iter().any(|one| name.contains(one));
+    left.extend(named.lines().filter(ours).map(str::to_owned));
+    assert!(left.is_empty(), "{way:?}: {left:#?}");
     let nodes: Value = serde_json::from_str(&kubectl(&["get", "nodes", "-o", "json"])).unwrap();
     for node in nodes["items"].as_array().unwrap() {
         let fields = [("metadata", "labels"), ("metadata", "annotations"), ("status", "allocatable")];
@@ -87,70 +84,204 @@ fn assert_nothing_is_left() {
 }
 
 /// The removal is refused while the VM exists, and changes nothing.
-fn assert_blocked(refused: &Output) {
-    let why = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && why.contains("HyperConverged"), "{why}");
-    let strategy = "uninstall strategy";
-    assert!(why.to_lowercase().contains(strategy) || why.contains("uninstallStrategy"), "{why}");
+fn assert_blocked(way: Way, chart: &Chart) {
+    match way {
+        Way::Manifest => {
+            let refused = uninstall(&[]);
+            let why = String::from_utf8_lossy(&refused.stderr);
+            assert!(!refused.status.success() && why.contains("HyperConverged"), "{why}");
+            let strategy = "uninstall strategy";
+            assert!(why.to_lowercase().contains(strategy) || why.contains("uninstallStrategy"), "{why}");
+        }
+        Way::Helm => {
+            let why = chart.refused();
+            assert!(why.contains("there are still Virtual Machine"), "{why}");
+        }
+    }
     let state = "jsonpath={.metadata.deletionTimestamp}{.status.systemHealthStatus}";
-    let namespace = platform::settings().namespace;
-    assert_eq!(kubectl(&["-n", &namespace, "get", OBJECT, "-o", state]), "healthy");
+    assert_eq!(kubectl(&["-n", PLATFORM, "get", OBJECT, "-o", state]), "healthy");
 }
 
 fn set_strategy(strategy: &str) {
-    let namespace = platform::settings().namespace;
     let patch = json!({"spec": {"deployment": {"uninstallStrategy": strategy}}}).to_string();
-    kubectl(&["-n", &namespace, "patch", OBJECT, "--type=merge", "-p", &patch]);
+    kubectl(&["-n", PLATFORM, "patch", OBJECT, "--type=merge", "-p", &patch]);
 }
 
-/// Begins a removal and kills it and the operator in the middle. Gives how long the removal ran.
-fn interrupt(after: Duration) -> Duration {
-    let settings = platform::settings();
-    let begun = Instant::now();
-    let mut removal = platform::removal(&PLACE.cluster, &settings, &[]).unwrap().spawn().unwrap();
-    std::thread::sleep(after);
-    let label = "app=ferrovirt-operator";
-    let words = ["-n", &settings.namespace, "delete", "pod", "-l", label, "--force", "--grace-period=0"];
-    PLACE.kubectl(&[&words[..], &["--wait=false"]].concat()).unwrap();
-    assert!(removal.try_wait().unwrap().is_none(), "the removal was over after {:?}", begun.elapsed());
+/// The program that installs the platform and removes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Manifest,
+    Helm,
+}
+
+/// Steps of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Install,
+    Start,
+    Again,
+    Removal,
+}
+
+impl Way {
+    /// In which step of a round the operator is killed: five of 20 rounds, all steps in turn.
+    fn killed_in(self, round: u64) -> Option<Step> {
+        let steps = match self {
+            Self::Manifest => [Step::Removal, Step::Install, Step::Start, Step::Again],
+            Self::Helm => [Step::Again, Step::Removal, Step::Install, Step::Start],
+        };
+        round
+            .is_multiple_of(4)
+            .then(|| steps.into_iter().cycle().nth(usize::try_from(round / 4).unwrap()))
+            .flatten()
+    }
+}
+
+/// Takes a step of a round. The operator is killed `after` it runs in it, if that is given.
+fn disturbed<T>(after: Option<Duration>, step: impl FnOnce() -> T) -> T {
+    let Some(after) = after else { return step() };
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let killing = scope.spawn(|| {
+            PLACE.until(PLATFORM, "the operator runs", || Program::Operator.process());
+            thread::sleep(after);
+            assert!(!over.load(Ordering::Relaxed), "the step was over after {after:?}");
+            Program::Operator.kill(true);
+        });
+        let done = step();
+        over.store(true, Ordering::Relaxed);
+        killing.join().unwrap();
+        done
+    })
+}
+
+/// Begins a removal and kills it and the operator in the middle.
+fn interrupt(after: Duration) {
+    let mut removal = platform::removal(&PLACE.cluster, &platform::settings(), &[]).unwrap().spawn().unwrap();
+    thread::sleep(after);
+    Program::Operator.kill(true);
+    assert!(removal.try_wait().unwrap().is_none(), "the removal was over after {after:?}");
     removal.kill().unwrap();
     removal.wait().unwrap();
-    begun.elapsed()
 }
 
-pub(crate) fn removed_without_a_trace() {
-    let settings = platform::settings();
-    println!("available after {:?}", PLACE.installed);
-    let rounds: u64 = if std::env::var_os("FERROVIRT_SOAK").is_some() { 20 } else { 2 };
-    for round in 0..rounds {
-        let before = installed(true);
-        assert!(before.len() > 60, "{before:?}");
-        let begun = Instant::now();
-        platform::install(&PLACE.cluster, &settings).unwrap();
-        let again = begun.elapsed();
-        assert_eq!(installed(true), before, "applied again, it changes something");
-        let namespace = &format!("install-{round}");
-        machine(namespace);
-        assert_blocked(&uninstall(&[]));
-        // With one strategy the VM goes first, with the other one with the platform.
-        let cascade = round % 2 == 1;
-        if cascade {
-            set_strategy("RemoveWorkloads");
-        } else {
-            PLACE.delete(MACHINES, namespace, "vm");
-            PLACE.until(namespace, "the VM is gone", || {
-                PLACE.find(MACHINES, namespace, "vm").is_none().then_some(())
+/// Removes the platform.
+fn remove(way: Way, chart: &Chart, killed: Option<Duration>) {
+    match way {
+        Way::Manifest => {
+            if let Some(after) = killed {
+                interrupt(after);
+            }
+            platform::uninstall(&PLACE.cluster, &platform::settings()).unwrap();
+        }
+        Way::Helm => {
+            disturbed(killed, || chart.uninstall());
+            PLACE.until(PLATFORM, "the last pods are gone", || {
+                PLACE.list(PODS, PLATFORM).is_empty().then_some(())
             });
         }
-        let killed = (round % 4 == 1).then(|| interrupt(Duration::from_millis(100 * (1 + round / 4))));
-        let removed = platform::uninstall(&PLACE.cluster, &settings).unwrap();
-        assert_nothing_is_left();
-        assert_namespace_goes(namespace);
-        let took = platform::install(&PLACE.cluster, &settings).unwrap();
-        println!(
-            "round {round}: applied again in {again:?}, removed in {removed:?} (cascade {cascade}, killed after {killed:?}), \
-             available in {took:?}"
-        );
-        assert!(took < e2e::bar(AVAILABLE), "{took:?}");
     }
+}
+
+/// One round; the first way's first one finds the platform installed.
+fn round(way: Way, number: u64, chart: &Chart, dice: &mut Dice) {
+    let settings = platform::settings();
+    let step = way.killed_in(number);
+    let (moment, cascade) = (Duration::from_millis(dice.next(1500)), dice.next(2) == 1);
+    let kill = |now: Step| (step == Some(now)).then_some(moment);
+    let namespace = &format!("{way:?}-{number}").to_lowercase();
+    let took = match (way, number) {
+        (Way::Manifest, 0) => PLACE.installed,
+        (Way::Manifest, _) => {
+            disturbed(kill(Step::Install), || platform::install(&PLACE.cluster, &settings)).unwrap()
+        }
+        (Way::Helm, _) => disturbed(kill(Step::Install), || chart.install()),
+    };
+    assert!(took < e2e::bar(AVAILABLE) || step == Some(Step::Install), "{took:?}");
+    PLACE.namespace(namespace);
+    let _volume = disturbed(kill(Step::Start), || {
+        let volume = create(namespace, "vm", "Always", 0);
+        until_answers(namespace, "vm", 1);
+        volume
+    });
+    let begun = Instant::now();
+    match way {
+        Way::Manifest => {
+            let before = installed(true);
+            assert!(before.len() > 60, "{before:?}");
+            disturbed(kill(Step::Again), || platform::install(&PLACE.cluster, &settings)).unwrap();
+            assert_eq!(installed(true), before, "applied again, it changes something");
+        }
+        Way::Helm => disturbed(kill(Step::Again), || chart.upgrade_and_roll_back()),
+    }
+    let again = begun.elapsed();
+    // It has been started once: it runs on.
+    until_answers(namespace, "vm", 1);
+    assert_blocked(way, chart);
+    // With one strategy the VM goes first, with the other one with the platform.
+    if cascade {
+        set_strategy("RemoveWorkloads");
+    } else {
+        PLACE.delete(MACHINES, namespace, "vm");
+        PLACE.until(namespace, "the VM is gone", || {
+            PLACE.find(MACHINES, namespace, "vm").is_none().then_some(())
+        });
+    }
+    let begun = Instant::now();
+    remove(way, chart, kill(Step::Removal));
+    let removed = begun.elapsed();
+    assert_nothing_is_left(way);
+    PLACE.remove_namespace(namespace);
+    if way == Way::Helm {
+        PLACE.remove_namespace(PLATFORM);
+    }
+    println!(
+        "{way:?} {number}: available in {took:?}, again in {again:?}, removed in {removed:?} (cascade {cascade}, operator killed \
+         in {step:?} after {moment:?})"
+    );
+}
+
+/// Follows namespaces until it is over; the longest time for which one was being deleted.
+fn terminating(over: Arc<AtomicBool>) -> JoinHandle<Duration> {
+    thread::spawn(move || {
+        let (mut deleted, mut longest) = (Vec::<(Value, Instant)>::new(), Duration::ZERO);
+        while !over.load(Ordering::Relaxed) {
+            let mut now = PLACE.list(NAMESPACES, "");
+            now.retain(|one| one["metadata"]["deletionTimestamp"].is_string());
+            let uids: Vec<Value> = now.into_iter().map(|one| one["metadata"]["uid"].clone()).collect();
+            deleted.retain(|(uid, _)| uids.contains(uid));
+            for uid in uids {
+                match deleted.iter().find(|(known, _)| *known == uid) {
+                    Some((_, since)) => longest = longest.max(since.elapsed()),
+                    None => deleted.push((uid, Instant::now())),
+                }
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+        longest
+    })
+}
+
+pub(crate) fn rounds_leave_nothing_behind() {
+    let rounds: u64 = if std::env::var_os("FERROVIRT_SOAK").is_some() { 20 } else { 1 };
+    let chart = Chart::write();
+    let seed = 26;
+    println!("moments of the kills by seed {seed}");
+    let mut dice = Dice(seed);
+    let over = Arc::new(AtomicBool::new(false));
+    let followed = terminating(Arc::clone(&over));
+    for way in [Way::Manifest, Way::Helm] {
+        for number in 0..rounds {
+            round(way, number, &chart, &mut dice);
+        }
+    }
+    // The definitions that Helm keeps.
+    platform::uninstall(&PLACE.cluster, &platform::settings()).unwrap();
+    assert_nothing_is_left(Way::Manifest);
+    over.store(true, Ordering::Relaxed);
+    let longest = followed.join().unwrap();
+    println!("longest deletion of a namespace: {longest:?}");
+    assert!(longest < e2e::bar(GONE), "{longest:?}");
+    let took = platform::install(&PLACE.cluster, &platform::settings()).unwrap();
+    assert!(took < e2e::bar(AVAILABLE), "{took:?}");
 }

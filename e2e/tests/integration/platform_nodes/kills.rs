@@ -41,7 +41,8 @@ fn processes() -> Vec<(Pid, String, bool)> {
     processes_of(PLACE.cluster.place())
 }
 
-fn processes_of(place: &Place) -> Vec<(Pid, String, bool)> {
+/// The same of the node in a place.
+pub(crate) fn processes_of(place: &Place) -> Vec<(Pid, String, bool)> {
     let (group, folder) = (format!("/{}/", place.cgroup()), format!("{}/", place.folder().display()));
     let found = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let path = entry.ok()?.path();
@@ -64,15 +65,17 @@ pub(crate) fn hang(node: &Place) {
     }
 }
 
-/// The operator's process in the pod with this uid.
+/// The operator's process in the pod with this uid, on either node.
 pub(crate) fn operator_of(uid: &str) -> Option<Pid> {
     let scope = uid.replace('-', "_");
     let in_pod = |pid: Pid| {
         let groups = fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
         groups.contains(uid) || groups.contains(&scope)
     };
-    let all = processes().into_iter().filter(|(_, line, _)| line.starts_with("/usr/bin/operator "));
-    all.map(|(pid, ..)| pid).find(|pid| in_pod(*pid))
+    let second = processes_of(&PLACE.cluster.place().second());
+    let all = processes().into_iter().chain(second);
+    let operators = all.filter(|(_, line, _)| line.starts_with("/usr/bin/operator "));
+    operators.map(|(pid, ..)| pid).find(|pid| in_pod(*pid))
 }
 
 impl Program {
@@ -250,8 +253,8 @@ fn end_while_the_agent_is_gone(disk: &std::path::Path) {
     PLACE.until_status(NAMESPACE, "vm", "Running");
 }
 
-/// Resident memory of the operator and of the agent: all, and what is theirs alone, in KiB.
-fn memory(program: Program) -> (u64, u64) {
+/// Resident memory of a program: all, and what is its alone, in KiB.
+pub(crate) fn memory(program: Program) -> (u64, u64) {
     let process = program.process().unwrap();
     let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
     let line = |name: &str| {
@@ -259,6 +262,11 @@ fn memory(program: Program) -> (u64, u64) {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
     (line("VmRSS:"), line("RssAnon:"))
+}
+
+/// The memory that counts. Code is several times larger in a build for tests: there only the rest of it does.
+pub(crate) fn counted((all, own): (u64, u64)) -> u64 {
+    if e2e::programs::released().unwrap() { all } else { own }
 }
 
 /// The operator with many halted VMs and the agent with some guests stay within their memory.
@@ -287,8 +295,6 @@ pub(crate) fn memory_is_bounded() {
         |(all, own): (u64, u64)| format!("{} MiB resident, {} MiB of it anonymous", all >> 10, own >> 10);
     println!("operator with {halted} halted VMs: {}", mib(operator));
     println!("agent with {running} guests: {}", mib(agent));
-    // Code is several times larger in a build for tests: there only the rest of the memory counts.
-    let counted = |(all, own): (u64, u64)| if e2e::programs::released().unwrap() { all } else { own };
     assert!(counted(operator) <= 64 << 10, "{operator:?}");
     assert!(counted(agent) <= 48 << 10, "{agent:?}");
     PLACE.remove_namespace(namespace);

@@ -1,12 +1,19 @@
-//! Two replicas of the operator, whose leader is killed again and again under load: nothing is done twice, and the API
-//! answers.
+//! Two nodes take pods: the operator has a replica on each without a setting. Both serve webhooks and aggregated APIs, and
+//! each group of controllers has one leader. While the leader is killed again and again under load, nothing is done twice,
+//! and the API answers.
+//!
+//! Not here: the death of a node, which the two replicas live through afterwards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use e2e::platform;
+use operator::config::AREAS;
+use operator::install::Settings;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::platform::machines::machine;
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
@@ -22,20 +29,65 @@ const AWAY: Duration = Duration::from_secs(2);
 /// VMs that are made at the same time.
 const WORKERS: usize = 2;
 
-fn scale(replicas: usize) {
-    let object = "deployment/ferrovirt-operator";
-    PLACE.kubectl(&["-n", PLATFORM, "scale", object, &format!("--replicas={replicas}")]).unwrap();
-    PLACE.until(PLATFORM, &format!("{replicas} replicas are ready"), || {
-        let ready = "jsonpath={.status.replicas} {.status.readyReplicas}";
-        let counts = PLACE.kubectl(&["-n", PLATFORM, "get", object, "-o", ready]).unwrap();
-        (counts == format!("{replicas} {replicas}")).then_some(())
-    });
+/// The operator's ready pods by name, with their nodes. Pods that end do not count.
+fn ready() -> BTreeMap<String, String> {
+    let is_ready = |pod: &Value| {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        pod["metadata"]["labels"]["app"] == "ferrovirt-operator"
+            && pod["metadata"]["deletionTimestamp"].is_null()
+            && conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let pods = PLACE.list(PODS, PLATFORM).into_iter().filter(is_ready);
+    pods.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
+}
+
+/// Waits until two replicas are ready, and no other pod of the operator is left.
+fn two() -> BTreeMap<String, String> {
+    PLACE.until(PLATFORM, "two replicas are ready", || {
+        let counts = "jsonpath={.status.replicas} {.status.readyReplicas} {.status.updatedReplicas}";
+        let object = "deployment/ferrovirt-operator";
+        let counts = PLACE.kubectl(&["-n", PLATFORM, "get", object, "-o", counts]).unwrap();
+        Some(ready()).filter(|pods| counts == "2 2 2" && pods.len() == 2)
+    })
+}
+
+/// One replica, by way of the API server's proxy, answers as an aggregated API and as a webhook.
+fn serves(pod: &str) {
+    let path = |below: &str| format!("/api/v1/namespaces/{PLATFORM}/pods/https:{pod}:8443/proxy{below}");
+    let list = PLACE.kubectl(&["get", "--raw", &path("/apis/subresources.kubevirt.io/v1")]).unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list["kind"], "APIResourceList", "{pod}: {list}");
+    let mut object = machine("reviewed", "Halted", &json!({"emptyDisk": {"capacity": "1Mi"}}));
+    for (strategy, allowed) in [("Halted", true), ("Sometimes", false)] {
+        object["spec"]["runStrategy"] = json!(strategy);
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "1", "operation": "CREATE", "namespace": "default", "name": "reviewed",
+                "kind": {"group": "kubevirt.io", "version": "v1", "kind": "VirtualMachine"},
+                "resource": {"group": "kubevirt.io", "version": "v1", "resource": "virtualmachines"},
+                "userInfo": {"username": "admin"}, "object": object, "oldObject": null, "dryRun": true,
+            },
+        });
+        let file = PLACE.cluster.place().path("review.json");
+        fs::write(&file, review.to_string()).unwrap();
+        let raw = path("/virtualmachines-validate");
+        let answer = PLACE.kubectl(&["create", "--raw", &raw, "-f", file.to_str().unwrap()]).unwrap();
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["response"]["allowed"], allowed, "{pod}: {answer}");
+    }
+}
+
+/// The pod that leads a group of controllers.
+fn holder(area: &str) -> Option<String> {
+    let holder = "jsonpath={.spec.holderIdentity}";
+    PLACE.kubectl(&["-n", PLATFORM, "get", "lease", &format!("ferrovirt-{area}"), "-o", holder]).ok()
 }
 
 /// The pod that leads the controllers of VMs, and its process.
 fn leader() -> Option<(String, Pid)> {
-    let holder = "jsonpath={.spec.holderIdentity}";
-    let pod = PLACE.kubectl(&["-n", PLATFORM, "get", "lease", "ferrovirt-compute", "-o", holder]).ok()?;
+    let pod = holder("compute")?;
     let uid = "jsonpath={.metadata.uid}";
     // One that was killed holds it until it expires.
     let uid = PLACE.kubectl(&["-n", PLATFORM, "get", "pod", &pod, "-o", uid]).ok()?;
@@ -97,11 +149,22 @@ fn actions() -> BTreeMap<String, u32> {
     counts
 }
 
-pub(crate) fn nothing_is_done_twice() {
+/// Gives the operator two replicas, which stay.
+pub(crate) fn are_two_and_do_nothing_twice() {
     let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
     let time = Duration::from_secs(if soak { 300 } else { 30 });
     PLACE.namespace(NAMESPACE);
-    scale(2);
+    let settings = Settings { replicas: 0, ..platform::settings() };
+    platform::install(&PLACE.cluster, &settings).unwrap();
+    let pods = two();
+    let nodes: BTreeSet<&String> = pods.values().collect();
+    assert_eq!(nodes.len(), 2, "{pods:?}");
+    pods.keys().for_each(|pod| serves(pod));
+    for area in AREAS {
+        PLACE.until(PLATFORM, &format!("a replica leads {area}"), || {
+            holder(area).filter(|pod| pods.contains_key(pod))
+        });
+    }
     let over = AtomicBool::new(false);
     let (machines, kills, (answers, away)) = std::thread::scope(|scope| {
         let over = &over;
@@ -145,5 +208,5 @@ pub(crate) fn nothing_is_done_twice() {
     assert!(away < e2e::bar(AWAY), "no answer for {away:?}");
     PLACE.until(NAMESPACE, "all pods are gone", || PLACE.list(PODS, NAMESPACE).is_empty().then_some(()));
     PLACE.remove_namespace(NAMESPACE);
-    scale(1);
+    two();
 }

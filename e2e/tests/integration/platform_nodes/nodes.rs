@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::platform::guest;
 use crate::platform::machines::{mac, machine, until_answers};
 use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE};
-use crate::platform_nodes::{claims, crowd, join, kills};
+use crate::platform_nodes::{claims, crowd, join, kills, leaders};
 
 const NAMESPACE: &str = "nodes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -126,6 +126,7 @@ pub(crate) fn outlive_their_node() {
     if soak {
         claims::are_bound_once(&second);
     }
+    leaders::are_two_and_do_nothing_twice();
     kubectl(&["cordon", "node1"]);
     for (name, everywhere) in [("shared", true), ("local", false)] {
         create(name, everywhere);

@@ -22,7 +22,6 @@ use cluster::{
     Apply, Cache, Client, Config, Delete, Events, JsonPatch, Key, Kind, Propagation, Resource, Scope, stop,
 };
 use faulty::{Fault, Faulty};
-use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -242,21 +241,7 @@ async fn leases(client: &Client) {
 
 /// A cache behind a faulty proxy converges to what the API server has, after every fault and a restart.
 async fn faults(client: &Client, server: &mut Server) {
-    let config = server.config();
-    let identity = config.identity.unwrap();
-    let chain = rustls::pki_types::CertificateDer::pem_slice_iter(&identity.certificates).map(Result::unwrap);
-    let key = rustls::pki_types::PrivateKeyDer::from_pem_slice(&identity.key).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let tls =
-        rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let tls = {
-        let mut roots = rustls::RootCertStore::empty();
-        for one in rustls::pki_types::CertificateDer::pem_slice_iter(&server.config().authority.unwrap()) {
-            roots.add(one.unwrap()).unwrap();
-        }
-        tls.with_root_certificates(roots).with_client_auth_cert(chain.collect(), key).unwrap()
-    };
-    let proxy = Faulty::start(faulty::plain(tls, server.port()).await).await;
+    let proxy = Faulty::start(&server.config()).await;
     let through = Client::new(&Config::new(proxy.address.as_str()), "tests").unwrap();
 
     // 1 200 objects are three pages.
@@ -270,6 +255,7 @@ async fn faults(client: &Client, server: &mut Server) {
             made.unwrap();
         }
     }
+    client.create::<IgnoredAny>(MAPS, "default", &map("foreign-1", "x")).await.unwrap();
     let expired = r#"{"kind":"Status","message":"too old","reason":"Expired","code":410}"#;
     let gone = concat!(
         r#"{"type":"ERROR","object":{"kind":"Status","message":"too old","reason":"Expired","code":410}}"#,
@@ -322,4 +308,6 @@ async fn faults(client: &Client, server: &mut Server) {
     })
     .await;
     println!("converged {:?} after the API server was killed", begun.elapsed());
+    assert!(!proxy.received(r#""name":"faulty-7""#).is_empty());
+    assert_eq!(proxy.received(r#""name":"foreign-1""#), [""; 0], "an object outside of the cache's scope");
 }

@@ -195,7 +195,9 @@ impl Controller {
                 tracing::info!(claim = %key, "no room on this node: the claim is scheduled again");
                 Outcome::Done
             }
-            Err(error) if error.is_conflict() || error.is_not_found() => Outcome::Done,
+            // A claim that was given back already is not looked at again: it has left the node.
+            Err(error) if error.is_conflict() => Outcome::Retry,
+            Err(error) if error.is_not_found() => Outcome::Done,
             Err(error) => {
                 tracing::warn!(claim = %key, error = error.chain(), "cannot return the claim to the scheduler");
                 Outcome::Retry

@@ -27,7 +27,8 @@ impl Controller {
         let delete = Delete::default().uid(&volume.metadata.uid);
         match self.client.delete(VOLUMES, &key, &delete).await {
             Ok(_) => {}
-            Err(error) if error.is_conflict() => return Outcome::Done,
+            // A write at the same time, or another PV of this name, which the next look leaves alone.
+            Err(error) if error.is_conflict() => return Outcome::Retry,
             Err(error) => {
                 tracing::warn!(volume = %key, error = error.chain(), "cannot delete the PV");
                 return Outcome::Retry;

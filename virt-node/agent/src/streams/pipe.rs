@@ -226,9 +226,8 @@ async fn connect(
             "a connection to a launcher was aborted: the thread panicked; see the agent's log",
         ))
     });
-    let stream = stream.map_err(|error| match error.kind() {
-        Kind::Launcher => Refused::bad(absent),
-        _ => Refused::from(error),
+    let stream = stream.map_err(|error| {
+        if error.kind() == Kind::Launcher { Refused::bad(absent) } else { Refused::from(error) }
     })?;
     let failed = |error| Refused::from(Error::system("a guest's socket cannot be used", error));
     stream.set_nonblocking(true).map_err(failed)?;

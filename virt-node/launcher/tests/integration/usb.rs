@@ -16,22 +16,25 @@ const INTERFACE_INFO: u32 = 4;
 const EP_INFO: u32 = 5;
 const CONTROL: u32 = 100;
 
+/// Capabilities that QEMU requires of a client on an xHCI controller: sizes of endpoints' packets, 64-bit numbers, 32-bit lengths.
+const CAPABILITIES: u32 = 1 << 4 | 1 << 5 | 1 << 6;
+
 /// A packet: type, length, number, content; all numbers are little endian.
-fn packet(kind: u32, number: u32, content: &[u8]) -> Vec<u8> {
+fn packet(kind: u32, number: u64, content: &[u8]) -> Vec<u8> {
     let length = u32::try_from(content.len()).unwrap();
     [&kind.to_le_bytes()[..], &length.to_le_bytes(), &number.to_le_bytes(), content].concat()
 }
 
-fn read_packet(channel: &mut UnixStream) -> (u32, u32, Vec<u8>) {
-    let mut word = || {
-        let mut word = [0; 4];
-        channel.read_exact(&mut word).unwrap();
-        u32::from_le_bytes(word)
-    };
-    let (kind, length, number) = (word(), word(), word());
+fn read<const N: usize>(channel: &mut UnixStream) -> [u8; N] {
+    let mut bytes = [0; N];
+    channel.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn read_content(channel: &mut UnixStream, length: u32) -> Vec<u8> {
     let mut content = vec![0; length as usize];
     channel.read_exact(&mut content).unwrap();
-    (kind, number, content)
+    content
 }
 
 fn connect(launcher: &Launcher, number: u8) -> UnixStream {
@@ -40,38 +43,45 @@ fn connect(launcher: &Launcher, number: u8) -> UnixStream {
     channel
 }
 
+/// Reads the first packet: its number has 32 bits.
 fn read_hello(channel: &mut UnixStream) {
-    let (kind, _, content) = read_packet(channel);
+    let [kind, length, _] = [(); 3].map(|()| u32::from_le_bytes(read(channel)));
+    let content = read_content(channel, length);
     let name = String::from_utf8_lossy(&content);
     assert!(kind == HELLO && name.starts_with("qemu usb-redir guest"), "{kind} {name}");
 }
 
 /// The packets of a client with a device of full speed and of a class that firmware has no driver for.
 fn device() -> Vec<u8> {
-    let mut hello = b"a test".to_vec();
-    hello.resize(64, 0);
-    // The type of each endpoint, outgoing ones first: control, or none. Then intervals and interfaces.
-    let mut endpoints = vec![255; 32];
+    let mut name = b"a test".to_vec();
+    name.resize(64, 0);
+    let hello =
+        [&HELLO.to_le_bytes()[..], &68_u32.to_le_bytes(), &[0; 4], &name, &CAPABILITIES.to_le_bytes()]
+            .concat();
+    // The type of each endpoint, outgoing ones first: control, or none. Then intervals, interfaces, and sizes of packets.
+    let mut endpoints = vec![255_u8; 32];
     (endpoints[0], endpoints[16]) = (0, 0);
-    endpoints.resize(96, 0);
+    endpoints.resize(32 * 5, 0);
+    (endpoints[96], endpoints[96 + 2 * 16]) = (64, 64);
     // One interface: its number, and then the class, subclass and protocol.
     let mut interfaces = 1_u32.to_le_bytes().to_vec();
     interfaces.resize(4 + 4 * 32, 0);
     interfaces[4 + 32] = 255;
     let full_speed = [1, 255, 0, 0, 0x34, 0x12, 0x78, 0x56];
-    [
-        packet(HELLO, 0, &hello),
+    let packets = [
         packet(EP_INFO, 0, &endpoints),
         packet(INTERFACE_INFO, 0, &interfaces),
         packet(DEVICE_CONNECT, 0, &full_speed),
-    ]
-    .concat()
+    ];
+    [hello, packets.concat()].concat()
 }
 
 /// The next request of the guest for a descriptor: the packet's number and content.
-fn read_request(channel: &mut UnixStream) -> (u32, Vec<u8>) {
+fn read_request(channel: &mut UnixStream) -> (u64, Vec<u8>) {
     loop {
-        let (kind, number, content) = read_packet(channel);
+        let [kind, length] = [(); 2].map(|()| u32::from_le_bytes(read(channel)));
+        let number = u64::from_le_bytes(read(channel));
+        let content = read_content(channel, length);
         if kind == CONTROL {
             // Endpoint 0, GET_DESCRIPTOR, of the device.
             assert_eq!(content[..3], [0x80, 6, 0x80], "{content:?}");
@@ -99,7 +109,9 @@ fn a_guest_reads_the_descriptors_of_a_clients_device() {
     assert_eq!(request[4..6], [0, 1], "the descriptor of the device: {request:?}");
     let descriptor = [18, 1, 0, 2, 255, 0, 0, 64, 0x34, 0x12, 0x78, 0x56, 0, 1, 0, 0, 0, 1];
     let wanted = usize::from(u16::from_le_bytes([request[8], request[9]])).min(descriptor.len());
-    let mut answer = request.clone();
+    let mut answer = request;
+    // The status of a success.
+    answer[3] = 0;
     answer[8..10].copy_from_slice(&u16::try_from(wanted).unwrap().to_le_bytes());
     answer.extend_from_slice(&descriptor[..wanted]);
     channels[0].write_all(&packet(CONTROL, number, &answer)).unwrap();

@@ -119,6 +119,7 @@ const ROWS: &[Row<'_>] = &[
     ("cdi.kubevirt.io", &["cdiconfigs", "objecttransfers", "storageprofiles"], [READ; 3]),
     ("cdi.kubevirt.io", &["datavolumes/source"], [NONE, CREATE, CREATE]),
     ("upload.cdi.kubevirt.io", &["uploadtokenrequests"], [NONE, ALL, ALL]),
+    ("hco.kubevirt.io", &["hyperconvergeds"], [READ, EDIT, ALL]),
 ];
 
 /// Whether a user may do something with a resource.

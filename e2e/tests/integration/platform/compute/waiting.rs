@@ -12,7 +12,7 @@ use crate::platform::place::{MACHINES, PLACE};
 const IMAGE: &str = "127.0.0.1:1/absent/disk:1";
 
 #[test]
-fn status_says_why_a_machine_does_not_run() {
+fn machine_that_cannot_run_has_the_word_of_the_reason() {
     let namespace = "waiting";
     PLACE.namespace(namespace);
     let absent = json!({"persistentVolumeClaim": {"claimName": "late"}});

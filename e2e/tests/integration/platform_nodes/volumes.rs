@@ -1,0 +1,93 @@
+//! The memory of the agent and of the CSI driver on a node with many volumes and snapshots.
+
+use std::time::Instant;
+
+use cluster::Resource;
+use e2e::storage::DRIVER;
+use serde_json::{Value, json};
+
+use crate::platform::place::{CLAIMS, PLACE, SNAPSHOT_CLASSES, SNAPSHOTS};
+use crate::platform_nodes::kills::{self, Program};
+
+/// Name of the namespace, the StorageClass and the VolumeSnapshotClass.
+const NAME: &str = "many-volumes";
+const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
+const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+/// Most memory of both programs, in KiB.
+const MEMORY_MAX: u64 = 72 << 10;
+
+/// A class of claims, and one of snapshots.
+fn classes() {
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": NAME},
+        "provisioner": DRIVER, "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+    });
+    PLACE.create(CLASSES, "", &class);
+    let class = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass", "metadata": {"name": NAME},
+        "driver": DRIVER, "deletionPolicy": "Delete",
+    });
+    PLACE.create(SNAPSHOT_CLASSES, "", &class);
+}
+
+/// Waits until all objects of a kind are ready.
+fn all_are(kind: Resource, number: usize, is_ready: impl Fn(&Value) -> bool) {
+    PLACE.until(NAME, &format!("{number} {} are ready", kind.plural), || {
+        let all = PLACE.list(kind, NAME);
+        (all.len() == number && all.iter().all(&is_ready)).then_some(())
+    });
+}
+
+/// All and anonymous memory of agent and driver, in KiB.
+fn memory() -> [(u64, u64); 2] {
+    [Program::Agent, Program::Driver].map(|program| {
+        PLACE.until(NAME, &format!("{program:?} runs"), || program.process());
+        kills::memory(program)
+    })
+}
+
+pub(crate) fn are_served_in_little_memory() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let (volumes, snapshots) = if soak { (500, 100) } else { (30, 6) };
+    PLACE.namespace(NAME);
+    classes();
+    let before = memory();
+    let begun = Instant::now();
+    for number in 0..volumes {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": format!("claim-{number}")},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": NAME,
+                "resources": {"requests": {"storage": "4Mi"}},
+            },
+        });
+        PLACE.create(CLAIMS, NAME, &claim);
+    }
+    all_are(CLAIMS, volumes, |claim| claim["status"]["phase"] == "Bound");
+    let bound = begun.elapsed();
+    for number in 0..snapshots {
+        let snapshot = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {"name": format!("snapshot-{number}")},
+            "spec": {
+                "volumeSnapshotClassName": NAME,
+                "source": {"persistentVolumeClaimName": format!("claim-{number}")},
+            },
+        });
+        PLACE.create(SNAPSHOTS, NAME, &snapshot);
+    }
+    all_are(SNAPSHOTS, snapshots, |snapshot| snapshot["status"]["readyToUse"] == true);
+    let [agent, driver] = memory();
+    println!("{volumes} claims bound in {bound:?}, {snapshots} snapshots after {:?}", begun.elapsed());
+    println!("KiB resident and of them anonymous, before: {before:?}; agent {agent:?}, driver {driver:?}");
+    let sum = kills::counted(agent) + kills::counted(driver);
+    assert!(sum <= MEMORY_MAX, "{sum} KiB of agent and driver together");
+    PLACE.kubectl(&["-n", NAME, "delete", "volumesnapshot", "--all"]).unwrap();
+    PLACE.remove_namespace(NAME);
+    PLACE.until(NAME, "the volumes are gone", || {
+        let is_ours = |volume: &Value| volume["spec"]["storageClassName"] == NAME;
+        (!PLACE.list(VOLUMES, "").iter().any(is_ours)).then_some(())
+    });
+    PLACE.delete(SNAPSHOT_CLASSES, "", NAME);
+    PLACE.delete(CLASSES, "", NAME);
+}
