@@ -21,7 +21,7 @@ pub fn give_back() -> io::Result<()> {
     Ok(())
 }
 
-/// Addresses and lengths of what is mapped from files, cannot be written, and has no page that was (proc_pid_smaps(5)).
+/// Addresses and lengths of the read-only mappings of files without a modified page (proc_pid_smaps(5)).
 fn unchanged(smaps: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut mapping = None;

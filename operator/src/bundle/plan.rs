@@ -120,6 +120,11 @@ fn file_name(name: &str) -> String {
     if name.starts_with('.') { format!("_{name}") } else { name }
 }
 
+/// Directory of a pod's files.
+fn of_pod(namespace: &str, name: &str) -> PathBuf {
+    PathBuf::from("namespaces").join(file_name(namespace)).join("pods").join(file_name(name))
+}
+
 /// API paths and files of the logs of a pod's containers, those before the last restart too.
 pub(super) fn logs(pod: &Value, bytes: u32) -> Vec<(String, PathBuf)> {
     let metadata = &pod["metadata"];
@@ -129,7 +134,7 @@ pub(super) fn logs(pod: &Value, bytes: u32) -> Vec<(String, PathBuf)> {
     let spec = &pod["spec"];
     let containers = [&spec["initContainers"], &spec["containers"]];
     let containers = containers.into_iter().filter_map(Value::as_array).flatten();
-    let directory = PathBuf::from("namespaces").join(file_name(namespace)).join("pods").join(file_name(name));
+    let directory = of_pod(namespace, name);
     let mut all = Vec::new();
     for container in containers.filter_map(|one| one["name"].as_str()) {
         let base = format!(
@@ -154,7 +159,7 @@ pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
     if pod["status"]["phase"] != "Running" || metadata["labels"]["kubevirt.io"] != "virt-launcher" {
         return Vec::new();
     }
-    let directory = PathBuf::from("namespaces").join(file_name(namespace)).join("pods").join(file_name(name));
+    let directory = of_pod(namespace, name);
     let domain = format!("{namespace}_{domain}");
     let of = |verb: &str| {
         let path = exec::path(namespace, name, "compute", &["virsh", verb, &domain]);

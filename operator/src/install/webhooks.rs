@@ -132,18 +132,23 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
         conditions: vec![not_ours(settings), new_spec()],
         ..storage(name, path, resources, CREATE_UPDATE)
     };
+    let guests = |name, path, resources| Hook {
+        name,
+        path,
+        resources,
+        operations: CREATE_UPDATE,
+        conditions: vec![not_ours(settings), new_spec()],
+        ..Hook::default()
+    };
     vec![
         mutating(
             NAMES[0],
             &[
-                Hook {
-                    name: "virtualmachines-mutator.kubevirt.io",
-                    path: "/virtualmachines-mutate",
-                    resources: &["virtualmachines"],
-                    operations: CREATE_UPDATE,
-                    conditions: vec![not_ours(settings), new_spec()],
-                    ..Hook::default()
-                },
+                guests(
+                    "virtualmachines-mutator.kubevirt.io",
+                    "/virtualmachines-mutate",
+                    &["virtualmachines"],
+                ),
                 Hook {
                     name: "virtualmachineinstances-mutator.kubevirt.io",
                     path: "/virtualmachineinstances-mutate",
@@ -162,14 +167,11 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
         validating(
             NAMES[1],
             &[
-                Hook {
-                    name: "virtualmachine-validator.kubevirt.io",
-                    path: "/virtualmachines-validate",
-                    resources: &["virtualmachines"],
-                    operations: CREATE_UPDATE,
-                    conditions: vec![not_ours(settings), new_spec()],
-                    ..Hook::default()
-                },
+                guests(
+                    "virtualmachine-validator.kubevirt.io",
+                    "/virtualmachines-validate",
+                    &["virtualmachines"],
+                ),
                 Hook {
                     name: "virtualmachineinstances-validator.kubevirt.io",
                     path: "/virtualmachineinstances-validate",
@@ -178,23 +180,19 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
                     conditions: vec![not_ours(settings)],
                     ..Hook::default()
                 },
+                guests(
+                    "virtualmachinereplicaset-validator.kubevirt.io",
+                    "/virtualmachinereplicaset-validate",
+                    &["virtualmachineinstancereplicasets"],
+                ),
                 Hook {
-                    name: "virtualmachinereplicaset-validator.kubevirt.io",
-                    path: "/virtualmachinereplicaset-validate",
-                    resources: &["virtualmachineinstancereplicasets"],
-                    operations: CREATE_UPDATE,
-                    conditions: vec![not_ours(settings), new_spec()],
-                    ..Hook::default()
-                },
-                Hook {
-                    name: "virtualmachinepool-validator.kubevirt.io",
-                    path: "/virtualmachinepool-validate",
                     group: "pool.kubevirt.io",
                     versions: &["v1beta1"],
-                    resources: &["virtualmachinepools"],
-                    operations: CREATE_UPDATE,
-                    conditions: vec![not_ours(settings), new_spec()],
-                    ..Hook::default()
+                    ..guests(
+                        "virtualmachinepool-validator.kubevirt.io",
+                        "/virtualmachinepool-validate",
+                        &["virtualmachinepools"],
+                    )
                 },
                 Hook {
                     name: "virtualmachineinstancepresets-validator.kubevirt.io",

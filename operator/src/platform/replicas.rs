@@ -14,7 +14,8 @@ const NODES: Resource = Resource::cluster("", "v1", "nodes");
 const BUDGETS: Resource = Resource::namespaced("policy", "v1", "poddisruptionbudgets");
 const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
 
-/// Replicas that a cluster needs. A node that takes no pods may be drained at the moment: `present` stays then.
+/// Replicas that a cluster needs. A node with a taint may be in maintenance: `present`
+/// stays then.
 fn wanted(nodes: usize, workers: usize, present: u32) -> u32 {
     match (nodes, workers) {
         (0 | 1, _) => 1,

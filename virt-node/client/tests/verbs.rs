@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -299,6 +299,16 @@ fn consoles_wait_for_the_guest_and_carry_bytes_both_ways() {
     assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
 
+/// Sends a text over a connection of its own; gives the answer, to the connection's end.
+fn sent_back(address: impl ToSocketAddrs, text: &str) -> String {
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
+    connection.write_all(text.as_bytes()).unwrap();
+    let mut back = String::new();
+    connection.read_to_string(&mut back).unwrap();
+    back
+}
+
 #[test]
 fn forwarded_ports_carry_connections_and_datagrams() {
     let api = ApiServer::start();
@@ -310,12 +320,7 @@ fn forwarded_ports_carry_connections_and_datagrams() {
         line.split(' ').nth(2).unwrap().parse::<SocketAddr>().unwrap()
     };
     let (tcp, udp) = (address(), address());
-    let mut connection = TcpStream::connect(tcp).unwrap();
-    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
-    connection.write_all(b"question\nexit\n").unwrap();
-    let mut back = String::new();
-    connection.read_to_string(&mut back).unwrap();
-    assert_eq!(back, "question\nexit\n");
+    assert_eq!(sent_back(tcp, "question\nexit\n"), "question\nexit\n");
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut datagram = [0; 16];
@@ -351,12 +356,7 @@ fn a_usb_device_is_connected_by_the_local_program() {
     let mut child = Running(child.stdout(Stdio::piped()).spawn().unwrap());
     let line = BufReader::new(child.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
     let address = line.strip_prefix("User can connect usbredir client at: ").unwrap();
-    let mut connection = TcpStream::connect(address).unwrap();
-    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
-    connection.write_all(b"hello\nexit\n").unwrap();
-    let mut back = String::new();
-    connection.read_to_string(&mut back).unwrap();
-    assert_eq!(back, "hello\nexit\n");
+    assert_eq!(sent_back(address, "hello\nexit\n"), "hello\nexit\n");
     assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
 

@@ -1,5 +1,5 @@
 //! Many VMs in a row on two nodes: how long each takes to its pod and to its guest, beside bare pods of the launcher's shape
-//! that are created at the same pace. The times are printed, not asserted: they are those of a machine that starts them all.
+//! that are created at the same pace. The times are printed, not asserted: the machine starts all of them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,6 +25,10 @@ fn node_of(number: usize) -> Value {
     json!(["node1", "node2"][number % 2])
 }
 
+fn name(object: &Value) -> Option<String> {
+    object["metadata"]["name"].as_str().map(str::to_owned)
+}
+
 /// Creates the objects at the pace of the test, and looks at the namespace until `look` says that all is seen. Gives the
 /// moments of their creation.
 fn create(resource: Resource, objects: &[Value], mut look: impl FnMut() -> bool) -> Seen {
@@ -33,8 +37,7 @@ fn create(resource: Resource, objects: &[Value], mut look: impl FnMut() -> bool)
             let (begun, mut created) = (Instant::now(), Seen::new());
             for (number, object) in (0..).zip(objects) {
                 std::thread::sleep((begun + PACE * number).saturating_duration_since(Instant::now()));
-                let name = object["metadata"]["name"].as_str().unwrap().to_owned();
-                created.insert(name, Instant::now());
+                created.insert(name(object).unwrap(), Instant::now());
                 PLACE.create(resource, NAMESPACE, object);
             }
             created
@@ -80,7 +83,7 @@ pub(crate) fn starts_on_two_nodes() {
         note(&mut to_ready, pods.iter().filter(|pod| ready(pod)).filter_map(domain));
         let instances = PLACE.list(INSTANCES, NAMESPACE);
         let running = instances.iter().filter(|one| one["status"]["phase"] == "Running");
-        note(&mut to_guest, running.filter_map(|one| one["metadata"]["name"].as_str().map(str::to_owned)));
+        note(&mut to_guest, running.filter_map(name));
         to_guest.len() == count
     });
     let launchers = PLACE.list(PODS, NAMESPACE);
@@ -88,7 +91,7 @@ pub(crate) fn starts_on_two_nodes() {
     print("VM created in a row -> guest runs", &created, &to_guest);
     print("launcher pod ready -> guest runs", &to_ready, &to_guest);
     for vm in &machines {
-        PLACE.delete(MACHINES, NAMESPACE, vm["metadata"]["name"].as_str().unwrap());
+        PLACE.delete(MACHINES, NAMESPACE, &name(vm).unwrap());
     }
     PLACE.until(NAMESPACE, "the pods of the row are gone", || {
         PLACE.list(PODS, NAMESPACE).is_empty().then_some(())
@@ -104,7 +107,6 @@ pub(crate) fn starts_on_two_nodes() {
     let mut started = Seen::new();
     let created = create(PODS, &pods, || {
         let pods = PLACE.list(PODS, NAMESPACE);
-        let name = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
         note(&mut started, pods.iter().filter(|pod| ready(pod)).filter_map(name));
         started.len() == count
     });

@@ -14,7 +14,7 @@ use crate::platform::without;
 /// DaemonSet of the node agent, which has the parts of Multus and of the bridge plugin.
 pub const AGENT: &str = "virt-handler";
 
-/// Reason of what was deployed in this version and has pods or endpoints that are not ready.
+/// Reason while deployed components of this version have pods or endpoints that are not ready.
 const NOT_READY: &str = "ComponentsNotReady";
 
 /// Inputs of a status.

@@ -11,7 +11,7 @@ const MOST_NAMED: usize = 3;
 pub enum State {
     /// The driver is not ready on all nodes: what is waited for.
     Deploying(String),
-    /// The driver was deployed in this version, and is not ready on a node: what is waited for.
+    /// The deployed driver of this version is not ready on a node, with the DaemonSet's progress.
     Degraded(String),
     /// The driver is ready on this number of nodes.
     Deployed(u32),

@@ -16,7 +16,7 @@ use crate::view::{selector_problem, selects};
 /// Path of a pool's template.
 const TEMPLATE: &str = "spec.virtualMachineTemplate";
 
-/// Refuses a replica set that no instance can be made of, or whose instances it does not select.
+/// Refuses a replica set with an invalid template, or with a selector that does not match the template's labels.
 pub(super) fn validate_set(request: &Request, own: bool, permitted: &Permitted) -> Answer {
     if own || machine::is_settled(request) {
         return Answer::allow();
@@ -28,9 +28,9 @@ pub(super) fn validate_set(request: &Request, own: bool, permitted: &Permitted) 
     answer::judge(causes, &findings)
 }
 
-/// Refuses a pool that no VM can be made of, or whose VMs it does not select, and a change of its selector. `member`: a VM
-/// of the pool, with its references completed; `flavor`: what they refer to. `None`: it does not exist yet, and decides with
-/// the template, so each VM is checked when it is made.
+/// Refuses a pool with an invalid template, with a selector that does not match the template's labels, or with another
+/// selector than before. `member`: a VM of the pool, with its references completed; `flavor`: its instance type and
+/// preference. `None`: one of them does not exist yet, and the webhook of VMs checks each member when it is created.
 pub(super) fn validate_pool(
     request: &Request,
     own: bool,

@@ -42,6 +42,13 @@ fn dry_run(namespace: &str, object: &Value) -> Result<String, String> {
     PLACE.kubectl(&["-n", namespace, "create", "--dry-run=server", "-f", file])
 }
 
+/// Leaves the size of a VM and the bus of its disk to its instance type and preference.
+fn leave_open(vm: &mut Value) {
+    let domain = vm["spec"]["template"]["spec"]["domain"].as_object_mut().unwrap();
+    domain.remove("memory");
+    domain["devices"]["disks"] = json!([{"name": "root", "disk": {}}]);
+}
+
 #[test]
 fn instance_type_and_preference_decide_and_are_kept() {
     let namespace = "typed";
@@ -57,9 +64,7 @@ fn instance_type_and_preference_decide_and_are_kept() {
     vm["spec"]["template"]["spec"]["domain"]["memory"] = json!({"guest": "128Mi"});
     let conflict = dry_run(namespace, &vm).unwrap_err();
     assert!(conflict.contains("conflicts with selected instance type"), "{conflict}");
-    let domain = vm["spec"]["template"]["spec"]["domain"].as_object_mut().unwrap();
-    domain.remove("memory");
-    domain["devices"]["disks"] = json!([{"name": "root", "disk": {}}]);
+    leave_open(&mut vm);
     PLACE.create(MACHINES, namespace, &vm);
     PLACE.until_status(namespace, "vm", "Running");
     let run = instance(namespace, "vm");
@@ -113,9 +118,7 @@ fn shipped_instance_type_and_preference_run_a_guest_and_can_be_switched_off() {
     let mut vm = machine("vm", "Always", &json!({"emptyDisk": {"capacity": "1Mi"}}));
     vm["spec"]["instancetype"] = json!({"name": "u1.nano"});
     vm["spec"]["preference"] = json!({"name": "alpine"});
-    let domain = vm["spec"]["template"]["spec"]["domain"].as_object_mut().unwrap();
-    domain.remove("memory");
-    domain["devices"]["disks"] = json!([{"name": "root", "disk": {}}]);
+    leave_open(&mut vm);
     PLACE.create(MACHINES, namespace, &vm);
     PLACE.until_status(namespace, "vm", "Running");
     let run = instance(namespace, "vm");
