@@ -7,8 +7,8 @@
 //! ```
 //!
 //! And one that is a whole Debian, as people run it ([`debian`]), one that reports its devices ([`telling`]), one that
-//! obeys its console ([`shell`]), and one that is started without a boot loader and has an agent ([`inside`]).
-//! Manifests with one wrong field at a time are [`mutants`].
+//! obeys its console ([`shell`]), and one that is started without a boot loader and has an agent ([`inside`]). Boot
+//! sectors are in [`boot`]. Manifests with one wrong field at a time are [`mutants`].
 //!
 //! Used by tests alone, as a dev-dependency. Not here: the guest's work; its `init` is next to its test.
 
@@ -18,6 +18,7 @@
     reason = "a test that cannot build its guest fails by panicking"
 )]
 
+pub mod boot;
 pub mod inside;
 pub mod mutants;
 pub mod shell;

@@ -123,7 +123,7 @@ fn objects_report_the_features_of_a_guest() {
 #[test]
 fn a_watchdog_that_barks_resets_its_guest() {
     let daemon = Daemon::start();
-    let image = daemon.image("disk.img", code::WATCHED);
+    let image = daemon.image("disk.img", guests::boot::WATCHED);
     let document =
         on(&image, "dog").replace("disks: [", "watchdog: {name: dog, i6300esb: {action: reset}}, disks: [");
     daemon.run(&document);

@@ -69,6 +69,11 @@ pub(crate) fn floods() -> Vec<u8> {
     bootable(FLOODS)
 }
 
+/// The disk of the guest that starts its watchdog and halts.
+pub(crate) fn watched() -> Vec<u8> {
+    bootable(guests::boot::WATCHED)
+}
+
 /// The disk of the guest that counts its beats, raw, before its first start.
 pub(crate) fn beats() -> Vec<u8> {
     bootable(BEATS)

@@ -5,6 +5,7 @@
 use api::kubevirt::{AccessCredential, CredentialSource, SshPropagation};
 
 use super::Resolution;
+use super::volumes::is_object_name;
 
 impl Resolution<'_> {
     pub(super) fn credentials(&mut self) {
@@ -29,8 +30,12 @@ impl Resolution<'_> {
     }
 
     fn origin(&mut self, at: &str, source: &CredentialSource) {
-        if source.secret.as_ref().is_none_or(|secret| secret.secret_name.is_empty()) {
+        let name = source.secret.as_ref().map_or("", |secret| secret.secret_name.as_str());
+        if name.is_empty() {
             self.error(at, "must have exactly one source set: a Secret, by its name");
+        } else if !is_object_name(name) {
+            let text = "not a name of lower-case letters, digits, - and .";
+            self.error(&format!("{at}.secret.secretName"), text);
         }
     }
 

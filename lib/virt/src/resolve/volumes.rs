@@ -133,7 +133,7 @@ pub fn is_label(name: &str) -> bool {
 }
 
 /// Whether an object may have this name: a DNS subdomain.
-fn is_object_name(name: &str) -> bool {
+pub(super) fn is_object_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 

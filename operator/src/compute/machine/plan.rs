@@ -266,12 +266,11 @@ fn release(observed: &Observed<'_>, instance: &Instance) -> Vec<Step> {
     if ready { vec![Step::ReleaseInstance] } else { Vec::new() }
 }
 
-/// Whether the instance is a failed start that the status does not count yet.
+/// Whether the instance is a failed start that the status is to count and does not count yet.
 fn uncounted(observed: &Observed<'_>) -> bool {
     let last = observed.machine.status.start_failure.as_ref().map(|failure| failure.last_failed_uid.as_str());
-    observed
-        .own_instance()
-        .is_some_and(|instance| fails_start(instance) && last != Some(&instance.metadata.uid))
+    let new = |instance: &Instance| fails_start(instance) && last != Some(&instance.metadata.uid);
+    observed.strategy().restarts() && observed.own_instance().is_some_and(new)
 }
 
 /// Whether an instance failed before its guest ran. One that was deleted before is stopped, not failed.

@@ -85,11 +85,15 @@ fn followed(observed: &Observed<'_>) -> String {
     }
 }
 
-/// Starts that failed in a row. An instance is counted once; one that runs clears the count.
+/// Starts that failed in a row. An instance is counted once. One that ran clears the count, and so does a strategy that does
+/// not start a failed instance again: the next start is a user's.
 fn start_failure(observed: &Observed<'_>, instance: Option<&Instance>) -> Option<StartFailure> {
+    if !observed.strategy().restarts() {
+        return None;
+    }
     let before = observed.machine.status.start_failure.clone();
     let Some(instance) = instance else { return before };
-    if instance.status.phase == "Running" {
+    if instance.has_run() {
         return None;
     }
     let uid = &instance.metadata.uid;

@@ -288,6 +288,24 @@ fn starts_that_fail_wait_longer_each_time() {
 }
 
 #[test]
+fn strategy_that_restarts_nothing_forgets_failed_starts() {
+    let mut world = World::new("Always");
+    world.phase("Scheduling").phase("Failed");
+    assert_eq!(world.machine["status"]["printableStatus"], "CrashLoopBackOff");
+    world.strategy("Halted");
+    assert_eq!(world.machine["status"]["printableStatus"], "Stopped");
+    assert_eq!(world.machine["status"]["startFailure"], Value::Null);
+    world.strategy("Always");
+    assert_eq!((world.starts, world.wait), (2, None));
+    let mut manual = World::new("Manual");
+    manual.request(json!([{"action": "Start"}])).phase("Scheduling").phase("Failed");
+    assert_eq!(manual.machine["status"]["printableStatus"], "Stopped");
+    assert_eq!(manual.machine["status"]["startFailure"], Value::Null);
+    manual.request(json!([{"action": "Start"}]));
+    assert_eq!((manual.starts, manual.wait), (2, None));
+}
+
+#[test]
 fn manual_machine_follows_requests() {
     let mut world = World::new("Manual");
     world.log();

@@ -369,6 +369,7 @@ impl Controller {
 
     async fn finish(&self, key: &Key, instance: &Instance, end: &End) -> Result<()> {
         let before = parsed(&instance.status)?;
+        self.publish_events(key, instance);
         let (after, (warning, reason, text)) = status::ended(&before, end, instance.deleting);
         if self.write(key, instance, &after).await? {
             let kind = if warning { Type::Warning } else { Type::Normal };
@@ -385,10 +386,9 @@ impl Controller {
             // Started by an agent that ended before it could report it.
             self.launch(key, instance, Some(pod), true).await?;
         }
-        let Some((known, started, attached, happened)) = self.guests().get(&instance.uid).map(|guest| {
-            let mut known = guest.follower.known.lock();
-            let happened = std::mem::take(&mut known.happened);
-            (known.clone(), guest.started.clone(), guest.attached.clone(), happened)
+        self.publish_events(key, instance);
+        let Some((known, started, attached)) = self.guests().get(&instance.uid).map(|guest| {
+            (guest.follower.known.lock().clone(), guest.started.clone(), guest.attached.clone())
         }) else {
             return Ok(false);
         };
@@ -405,9 +405,6 @@ impl Controller {
             credentials: known.credentials.as_ref(),
         };
         let mut after = status::running(&before, &running);
-        for event in happened {
-            self.publish_event(key, instance, &event);
-        }
         let ends = instance.deleting || matches!(seen.state, State::Stopping | State::Ended);
         let attachments = self.attachments(instance);
         let moved = match ends {
@@ -455,18 +452,25 @@ impl Controller {
         Ok(())
     }
 
-    /// An event about what happened in the guest.
-    fn publish_event(&self, key: &Key, instance: &Instance, event: &Event) {
+    /// Publishes the events about the guest that its launcher reported since the last call.
+    fn publish_events(&self, key: &Key, instance: &Instance) {
+        let happened = self
+            .guests()
+            .get(&instance.uid)
+            .map(|guest| std::mem::take(&mut guest.follower.known.lock().happened))
+            .unwrap_or_default();
         let about = self.about(key, instance);
-        match event {
-            Event::Watchdog => {
-                self.events.publish(&about, Type::Warning, "Watchdog", "The guest's watchdog expired.");
+        for event in happened {
+            match event {
+                Event::Watchdog => {
+                    self.events.publish(&about, Type::Warning, "Watchdog", "The guest's watchdog expired.");
+                }
+                Event::IoError { disk, reason } => {
+                    let text = format!("VM paused due to IO error at the volume: {disk} {reason}");
+                    self.events.publish(&about, Type::Warning, "IOerror", text.trim());
+                }
+                Event::Rebooted | Event::Status(_) | Event::Detached { .. } | Event::Agent { .. } => {}
             }
-            Event::IoError { disk, reason } => {
-                let text = format!("VM paused due to IO error at the volume: {disk} {reason}");
-                self.events.publish(&about, Type::Warning, "IOerror", text.trim());
-            }
-            Event::Rebooted | Event::Status(_) | Event::Detached { .. } | Event::Agent { .. } => {}
         }
     }
 

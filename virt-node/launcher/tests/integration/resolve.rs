@@ -165,6 +165,13 @@ fn errors_are_reported_by_field() {
             json!([{"sshPublicKey": {"source": {}, "propagationMethod": {"noCloud": {}}}}]),
             "accessCredentials[0].sshPublicKey.source",
         ),
+        (
+            "/accessCredentials".into(),
+            json!([{"sshPublicKey": {
+                "source": {"secret": {"secretName": "a/b"}}, "propagationMethod": {"qemuGuestAgent": {"users": ["ann"]}},
+            }}]),
+            "accessCredentials[0].sshPublicKey.source.secret.secretName",
+        ),
         ("/accessCredentials".into(), key(json!({})), "accessCredentials[0].sshPublicKey.propagationMethod"),
         (
             "/accessCredentials".into(),

@@ -1,6 +1,7 @@
 //! KubeVirt's compute API at the real cluster: volumes that come and go, live updates, power with its options, instance
 //! types, sets and pools.
 
+mod devices;
 mod hotplug;
 mod inside;
 mod live;
