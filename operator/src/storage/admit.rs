@@ -395,6 +395,9 @@ mod tests {
         let external = json!({"pvc": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": 5}},
             "dataSourceRef": {"kind": "K", "name": "a"}}});
         assert_eq!(create(&volume(&external)), Ok(()));
+        let mut annotated = volume(&json!({"storage": {"resources": {"requests": {"storage": "1Gi"}}}}));
+        annotated["metadata"]["annotations"] = json!({(names::EXTERNAL_POPULATION): "true"});
+        assert_eq!(create(&annotated), Ok(()));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub const FILLING_UP: &str = "alerts.k8s.io/KubePersistentVolumeFillingUp";
 
 /// Annotation of pods that only bind an instance's claims: they end at once and touch no volume.
 pub const PROVISIONS: &str = "kubevirt.io/ephemeral-provisioning";
+/// Annotation of a DataVolume: `true` when another program fills the claim.
+pub const EXTERNAL_POPULATION: &str = api::cdi::EXTERNAL_POPULATION;
 /// Annotation of the scheduler: node of the pod that uses a claim.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
@@ -105,8 +107,6 @@ annotations! {
     CREATED_FOR = "createdForDataVolume";
     /// On a DataVolume: `true` when a claim of its name may be adopted.
     ALLOW_ADOPTION = "allowClaimAdoption";
-    /// On a DataVolume: `true` when another program fills the claim.
-    EXTERNAL_POPULATION = "externalPopulation";
     /// Token that a clone from another namespace was granted by.
     CLONE_TOKEN = "storage.clone.token";
     /// The same, made to last by the controller.

@@ -40,3 +40,5 @@ pub use volume::{
 
 /// Group and version as objects write them.
 pub const API_VERSION: &str = "cdi.kubevirt.io/v1beta1";
+/// Annotation of a DataVolume: `true` when another program fills its claim.
+pub const EXTERNAL_POPULATION: &str = "cdi.kubevirt.io/externalPopulation";

@@ -218,7 +218,7 @@ fn check(document: &Document, objects: &BTreeMap<String, Objects>, place: Place)
     }
     let none = Objects::default();
     let objects = document.namespace.as_deref().or(Some(NAMESPACE)).and_then(|name| objects.get(name));
-    rules::check(kind, document, objects.unwrap_or(&none), &mut findings);
+    rules::check(kind, document, objects.unwrap_or(&none), place, &mut findings);
     findings.into_vec()
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::cdi::{DataVolume, DataVolumeSource, DataVolumeSpec, StorageSpec};
+use api::cdi::{DataVolume, DataVolumeSource, DataVolumeSpec, EXTERNAL_POPULATION, StorageSpec};
 use api::cni::Configuration;
 use api::core::{ClaimSpec, ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
@@ -15,6 +15,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::{NAMESPACE, is_of_machine, read};
+use crate::fields::Place;
 use crate::finding::{Findings, Verdict};
 use crate::host_devices;
 use crate::machine::Strategy;
@@ -27,7 +28,13 @@ fn strategies() -> String {
 }
 
 /// Checks the object of a document.
-pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings: &mut Findings) {
+pub(super) fn check(
+    kind: Kind,
+    document: &Document,
+    objects: &Objects,
+    place: Place,
+    findings: &mut Findings,
+) {
     name("metadata.name", &document.name, findings);
     if let Some(namespace) = &document.namespace {
         name("metadata.namespace", namespace, findings);
@@ -35,7 +42,7 @@ pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings
     match kind {
         Kind::VirtualMachine => {
             if let Some(machine) = read::<VirtualMachine>(document, findings) {
-                check_machine(&machine, objects, findings);
+                check_machine(&machine, objects, place, findings);
             }
         }
         Kind::VirtualMachineInstance => {
@@ -51,7 +58,7 @@ pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings
         }
         Kind::DataVolume => {
             if let Some(volume) = read::<DataVolume>(document, findings) {
-                data_volume("spec", &volume.spec, findings);
+                data_volume("spec", &volume.spec, is_external(&volume.metadata, place), findings);
             }
         }
         Kind::PersistentVolumeClaim => {
@@ -95,7 +102,7 @@ fn name(path: &str, name: &str, findings: &mut Findings) {
     }
 }
 
-fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Findings) {
+fn check_machine(machine: &VirtualMachine, objects: &Objects, place: Place, findings: &mut Findings) {
     let spec = &machine.spec;
     match (spec.running, spec.run_strategy.as_deref()) {
         (Some(_), Some(_)) => findings.error("spec.running", "running and runStrategy exclude each other"),
@@ -120,7 +127,8 @@ fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Fin
         if before.iter().any(|other| other.metadata.name == template.metadata.name) {
             findings.error(format!("{at}.metadata.name"), "is given twice");
         }
-        data_volume(&format!("{at}.spec"), &template.spec, findings);
+        let external = is_external(&template.metadata, place);
+        data_volume(&format!("{at}.spec"), &template.spec, external, findings);
     }
     let template = &spec.template;
     annotations("spec.template.metadata", &template.metadata, findings);
@@ -225,10 +233,18 @@ pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
     }
 }
 
-fn data_volume(at: &str, spec: &DataVolumeSpec, findings: &mut Findings) {
+/// Whether an annotation says that another program fills the claim of a DataVolume. One machine has no such program.
+fn is_external(metadata: &ObjectMeta, place: Place) -> bool {
+    place == Place::Cluster
+        && metadata.annotations.get(EXTERNAL_POPULATION).is_some_and(|value| value == "true")
+}
+
+/// `external`: as [`is_external`] has it.
+fn data_volume(at: &str, spec: &DataVolumeSpec, external: bool, findings: &mut Findings) {
     let claim = spec.pvc.as_ref().or(spec.storage.as_ref());
     // Filled by a populator that does not belong to the platform.
-    let external = claim.is_some_and(|claim| claim.data_source.is_some() || claim.data_source_ref.is_some());
+    let external =
+        external || claim.is_some_and(|claim| claim.data_source.is_some() || claim.data_source_ref.is_some());
     let path = format!("{at}.source");
     match (&spec.source, &spec.source_ref) {
         (None, None) if external => {}
@@ -367,16 +383,20 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fields::Place;
     use crate::validate::object;
 
     /// Fields of a DataVolume's spec that are refused in a VM's template.
     fn refused(place: Place, volume: &Value) -> Vec<String> {
+        refused_with(place, &json!({}), volume)
+    }
+
+    /// The same with annotations of the DataVolume.
+    fn refused_with(place: Place, annotations: &Value, volume: &Value) -> Vec<String> {
         let machine = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a"},
             "spec": {
                 "runStrategy": "Halted",
-                "dataVolumeTemplates": [{"metadata": {"name": "d"}, "spec": volume}],
+                "dataVolumeTemplates": [{"metadata": {"name": "d", "annotations": annotations}, "spec": volume}],
                 "template": {"spec": {"domain": {"memory": {"guest": "1Gi"}, "devices": {}}}},
             },
         });
@@ -418,6 +438,17 @@ mod tests {
         ];
         for (volume, expected) in rows {
             assert_eq!(refused(Place::Cluster, &volume), expected, "{volume}");
+        }
+        let sized = json!({"storage": {"resources": size()}});
+        let both = json!({"source": {"blank": {}}, "storage": {"resources": size()}});
+        for (place, external, volume, expected) in [
+            (Place::Cluster, "true", &sized, &[][..]),
+            (Place::Cluster, "false", &sized, &["source"]),
+            (Place::Cluster, "true", &both, &["source"]),
+            (Place::Machine, "true", &sized, &["source"]),
+        ] {
+            let annotations = json!({EXTERNAL_POPULATION: external});
+            assert_eq!(refused_with(place, &annotations, volume), expected, "{place:?} {external} {volume}");
         }
         // One machine has neither DataSources nor snapshots that it clones from, nor populators.
         for (volume, expected) in [
