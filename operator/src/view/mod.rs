@@ -21,7 +21,7 @@ pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotSta
 pub(crate) use meta::{Age, Condition, Meta, condition, is_false, is_true, oldest};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
-pub(crate) use selector::{selector_problem, selector_text, selects};
+pub(crate) use selector::{meets, selector_problem, selector_text, selects};
 pub(crate) use set::{Pool, ReplicaSet, SetStatus};
 pub(crate) use size::{Requested, Size};
 pub(crate) use volume::{Claim, DataVolume, SnapshotClass, TransferConfig, VolumeSource};

@@ -27,18 +27,19 @@ pub(crate) fn selector_text(selector: &LabelSelector) -> String {
 /// Whether a selector selects an object, of which `label` gives the labels. An unknown operator selects nothing.
 pub(crate) fn selects<'a>(selector: &LabelSelector, label: impl Fn(&str) -> Option<&'a str>) -> bool {
     let exact = selector.match_labels.iter().all(|(key, value)| label(key) == Some(value));
-    exact
-        && selector.match_expressions.iter().all(|one| {
-            let value = label(&one.key);
-            let listed = value.is_some_and(|value| one.values.iter().any(|listed| listed == value));
-            match one.operator.as_str() {
-                "In" => listed,
-                "NotIn" => !listed,
-                "Exists" => value.is_some(),
-                "DoesNotExist" => value.is_none(),
-                _ => false,
-            }
-        })
+    exact && selector.match_expressions.iter().all(|one| meets(&one.operator, &one.values, label(&one.key)))
+}
+
+/// Whether the value of a label meets a requirement. Nothing meets one with an unknown operator.
+pub(crate) fn meets(operator: &str, values: &[String], value: Option<&str>) -> bool {
+    let listed = value.is_some_and(|value| values.iter().any(|listed| listed == value));
+    match operator {
+        "In" => listed,
+        "NotIn" => !listed,
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        _ => false,
+    }
 }
 
 /// The defect of a selector that the API server would not accept for a list.

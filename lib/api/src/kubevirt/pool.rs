@@ -83,17 +83,17 @@ resource! {
 
     /// Order of VMs.
     pub struct SelectionPolicy {
-        /// VMs that come first.
+        /// VMs that are chosen among. Default: all.
         pub selectors: Option<PoolSelectors>,
-        /// Order of the others. Default: `Random`.
+        /// Order in which they are chosen. Default: `Random`.
         pub sort_policy: Option<String> ["enum" = ["AscendingOrder", "DescendingOrder", "Newest", "Oldest", "Random"]],
     }
 
-    /// VMs that come first.
+    /// VMs that are chosen among: those that meet both selectors.
     pub struct PoolSelectors {
-        /// Labels of the VMs.
+        /// Labels of the template of a VM's instances.
         pub label_selector: Option<LabelSelector>,
-        /// Labels of their nodes.
+        /// Labels that a VM's `nodeSelector` names.
         pub node_selector_requirement_matcher: Vec<NodeSelectorRequirement>,
     }
 

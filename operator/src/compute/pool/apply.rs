@@ -1,16 +1,18 @@
 //! Does the steps of a VirtualMachinePool and writes its status.
 
-use cluster::{Delete, Key, Outcome};
+use std::collections::BTreeSet;
+
+use cluster::{Delete, Key, Outcome, Scope};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::plan::{self, Member, Step, plan};
+use super::plan::{self, Member, Plan, Selected, Step, plan};
 use super::render;
 use crate::compute::caches::{INSTANCES, MACHINES, POOLS, REVISIONS};
 use crate::compute::context::Context;
 use crate::compute::event::Event;
 use crate::compute::members::{self, Failure};
-use crate::view::Pool;
+use crate::view::{Pool, selector_text};
 
 const API_VERSION: &str = "pool.kubevirt.io/v1beta1";
 const KIND: &str = "VirtualMachinePool";
@@ -38,7 +40,13 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
             return Outcome::Retry;
         }
     };
-    let planned = plan(&pool, &members, &templates, Context::now());
+    let planned = match decide(context, &pool, &members, &templates).await {
+        Ok(planned) => planned,
+        Err(error) => {
+            tracing::debug!(pool = %key, error = error.chain(), "cannot read the pool's VMs; retrying");
+            return Outcome::Retry;
+        }
+    };
     let mut failure = planned.failure;
     let mut failed = false;
     for step in &planned.steps {
@@ -67,6 +75,38 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         return Outcome::Retry;
     }
     if failed { Outcome::Retry } else { Outcome::Done }
+}
+
+/// The pool's steps. Caches have no labels of users, by which selectors select: where they are to choose among VMs, the VMs are
+/// read.
+async fn decide(
+    context: &Context,
+    pool: &Pool,
+    members: &[Member<'_>],
+    templates: &[String],
+) -> cluster::Result<Plan> {
+    let now = Context::now();
+    let planned = plan(pool, members, templates, &Selected::default(), now);
+    let (scale_in, update) = plan::selectors(pool);
+    if !planned.chooses() || (scale_in.is_none() && update.is_none()) {
+        return Ok(planned);
+    }
+    let mut selected =
+        Selected { scale_in: scale_in.map(|_| BTreeSet::new()), update: update.map(|_| BTreeSet::new()) };
+    let scope = Scope::all().namespace(&pool.metadata.namespace).labels(&selector_text(&pool.spec.selector));
+    let hear = |machine: Value| {
+        let name = machine["metadata"]["name"].as_str().unwrap_or_default();
+        let of_strategies = [(scale_in, &mut selected.scale_in), (update, &mut selected.update)];
+        for (selectors, names) in of_strategies {
+            if let (Some(selectors), Some(names)) = (selectors, names)
+                && plan::are_met(selectors, &machine)
+            {
+                names.insert(name.to_owned());
+            }
+        }
+    };
+    context.client.each(MACHINES, &scope, hear).await?;
+    Ok(plan(pool, members, templates, &selected, now))
 }
 
 /// The whole pool, and the names of older revisions that its members have with the same template. The current revision is

@@ -1,11 +1,15 @@
 //! Steps of a VirtualMachinePool. Pure; each step can be repeated.
 
-use api::kubevirt::{ScaleInStrategy, SelectionPolicy};
+use std::collections::BTreeSet;
+
+use api::core::NodeSelectorRequirement;
+use api::kubevirt::{PoolSelectors, ScaleInStrategy, SelectionPolicy};
 use api::resource::IntOrString;
+use serde_json::Value;
 
 use crate::compute::clock;
 use crate::compute::members::{BURST, Failure, free};
-use crate::view::{Instance, Machine, Pool};
+use crate::view::{self, Instance, Machine, Pool};
 
 /// VMs where the spec gives no number.
 const REPLICAS: u32 = 1;
@@ -36,11 +40,55 @@ pub(super) enum Step {
     Delete(String, String),
 }
 
+/// Names of the VMs that the selectors of the pool's strategies select; `None`: all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Selected {
+    pub(super) scale_in: Option<BTreeSet<String>>,
+    pub(super) update: Option<BTreeSet<String>>,
+}
+
 /// Steps, and why there are not more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
     pub(super) failure: Option<Failure>,
+}
+
+impl Plan {
+    /// Whether it has steps for VMs that selectors choose among.
+    pub(super) fn chooses(&self) -> bool {
+        self.steps.iter().any(|step| !matches!(step, Step::Create(_)))
+    }
+}
+
+/// Selectors of the strategies for scale-in and for updates.
+pub(super) fn selectors(pool: &Pool) -> (Option<&PoolSelectors>, Option<&PoolSelectors>) {
+    let scale_in = pool.spec.scale_in_strategy.as_ref().and_then(|one| one.proactive.as_ref());
+    let update = pool.spec.update_strategy.as_ref().and_then(|one| one.proactive.as_ref());
+    let scale_in = scale_in.and_then(|one| one.selection_policy.as_ref()?.selectors.as_ref());
+    let update = update.and_then(|one| one.selection_policy.as_ref()?.selectors.as_ref());
+    (scale_in, update)
+}
+
+/// Whether selectors select a VM, by the labels of its template and its `nodeSelector`.
+pub(super) fn are_met(selectors: &PoolSelectors, machine: &Value) -> bool {
+    let template = &machine["spec"]["template"];
+    let labels = &template["metadata"]["labels"];
+    let nodes = &template["spec"]["nodeSelector"];
+    let by_label = selectors.label_selector.as_ref();
+    by_label.is_none_or(|selector| view::selects(selector, |name| labels[name].as_str()))
+        && selectors.node_selector_requirement_matcher.iter().all(|one| meets(one, nodes[&one.key].as_str()))
+}
+
+/// Whether the value that a `nodeSelector` has for a label meets a requirement.
+fn meets(one: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let number = |text: &str| text.parse::<i64>().ok();
+    let pair = || Some((number(value?)?, number(one.values.first()?)?));
+    match one.operator.as_str() {
+        "Gt" => pair().is_some_and(|(value, bound)| value > bound),
+        "Lt" => pair().is_some_and(|(value, bound)| value < bound),
+        operator => view::meets(operator, &one.values, value),
+    }
 }
 
 /// Number of a VM of the pool, from its name.
@@ -62,7 +110,13 @@ pub(super) fn counts(members: &[Member<'_>]) -> (usize, usize) {
 }
 
 /// The steps of a pool. `templates`: names of revisions that hold the same template as the current one.
-pub(super) fn plan(pool: &Pool, members: &[Member<'_>], templates: &[String], now: u64) -> Plan {
+pub(super) fn plan(
+    pool: &Pool,
+    members: &[Member<'_>],
+    templates: &[String],
+    selected: &Selected,
+    now: u64,
+) -> Plan {
     if pool.metadata.deleting() || pool.spec.paused {
         return Plan::default();
     }
@@ -78,8 +132,16 @@ pub(super) fn plan(pool: &Pool, members: &[Member<'_>], templates: &[String], no
         let missing = free(&taken, (wanted - active.len()).min(BURST));
         plan.steps.extend(missing.into_iter().map(Step::Create));
     } else if active.len() > wanted {
-        match leaving(pool, &active, active.len() - wanted) {
+        let surplus = active.len() - wanted;
+        match leaving(pool, &active, selected.scale_in.as_ref(), surplus) {
             Ok(names) => {
+                if selected.scale_in.is_some() && names.len() < surplus {
+                    let message = format!(
+                        "{surplus} VMs are to go; the selectors of spec.scaleInStrategy.proactive select {} of them",
+                        names.len()
+                    );
+                    plan.failure = Some(Failure { reason: "FailedScaleIn", message });
+                }
                 active.retain(|member| !names.contains(&member.machine.metadata.name.as_str()));
                 let of = |name: &&str| members.iter().find(|one| one.machine.metadata.name == **name);
                 let gone = names.iter().filter_map(of).take(BURST);
@@ -95,9 +157,7 @@ pub(super) fn plan(pool: &Pool, members: &[Member<'_>], templates: &[String], no
         let sick = active.iter().filter(|member| fails(member.machine, most, seconds, now));
         plan.steps.extend(sick.take(BURST).map(delete));
     }
-    let (steps, failure) = updates(pool, &active, templates);
-    plan.steps.extend(steps);
-    plan.failure = plan.failure.or(failure);
+    plan.steps.extend(updates(pool, &active, templates, selected.update.as_ref()));
     plan
 }
 
@@ -119,8 +179,18 @@ fn seconds_of(text: &str) -> Option<u64> {
     u64::try_from(text.parse::<jiff::SignedDuration>().ok()?.as_secs()).ok()
 }
 
+/// Whether a VM may be chosen.
+fn may_be_chosen(member: &Member<'_>, selected: Option<&BTreeSet<String>>) -> bool {
+    selected.is_none_or(|names| names.contains(&member.machine.metadata.name))
+}
+
 /// Names of the VMs that go when the pool shrinks by `count`.
-fn leaving<'a>(pool: &Pool, active: &[Member<'a>], count: usize) -> Result<Vec<&'a str>, String> {
+fn leaving<'a>(
+    pool: &Pool,
+    active: &[Member<'a>],
+    selected: Option<&BTreeSet<String>>,
+    count: usize,
+) -> Result<Vec<&'a str>, String> {
     let strategy = pool.spec.scale_in_strategy.clone().unwrap_or_default();
     let ScaleInStrategy { opportunistic, proactive, unmanaged } = &strategy;
     if unmanaged.is_some() {
@@ -136,22 +206,13 @@ fn leaving<'a>(pool: &Pool, active: &[Member<'a>], count: usize) -> Result<Vec<&
         ));
     }
     let policy = proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
-    if let Some(text) = unsupported(policy, "scaleInStrategy") {
-        return Err(text);
-    }
     let mut candidates = active.to_vec();
+    candidates.retain(|member| may_be_chosen(member, selected));
     if opportunistic.is_some() {
         candidates.retain(|member| member.instance.is_none());
     }
     sort(pool, &mut candidates, policy);
     Ok(candidates.iter().take(count).map(|member| member.machine.metadata.name.as_str()).collect())
-}
-
-/// Why a policy of a strategy cannot be followed: caches have no labels of users, by which it selects.
-fn unsupported(policy: Option<&SelectionPolicy>, strategy: &str) -> Option<String> {
-    policy.is_some_and(|policy| policy.selectors.is_some()).then(|| {
-        format!("spec.{strategy}.proactive.selectionPolicy.selectors is not supported yet: use sortPolicy")
-    })
 }
 
 /// Sorts VMs by a policy; the first come first.
@@ -168,24 +229,29 @@ fn sort(pool: &Pool, members: &mut [Member<'_>], policy: Option<&SelectionPolicy
     }
 }
 
-/// VMs that get the template, and instances that are restarted for it; why none are.
-fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> (Vec<Step>, Option<Failure>) {
+/// VMs that get the template, and instances that are restarted for it.
+fn updates(
+    pool: &Pool,
+    active: &[Member<'_>],
+    templates: &[String],
+    selected: Option<&BTreeSet<String>>,
+) -> Vec<Step> {
     let strategy = pool.spec.update_strategy.clone().unwrap_or_default();
     if strategy.unmanaged.is_some() {
-        return (Vec::new(), None);
+        return Vec::new();
     }
     let current = revision(pool);
     let has = |label: Option<&str>| {
         label.is_some_and(|label| label == current || templates.iter().any(|one| one == label))
     };
-    let old = active.iter().filter(|member| !has(member.machine.metadata.label(REVISION)));
+    let chosen = || active.iter().filter(|member| may_be_chosen(member, selected));
+    let old = chosen().filter(|member| !has(member.machine.metadata.label(REVISION)));
     let mut steps: Vec<Step> =
         old.take(BURST).map(|member| Step::Update(member.machine.metadata.name.clone())).collect();
     if strategy.opportunistic.is_some() {
-        return (steps, None);
+        return steps;
     }
-    let mut behind: Vec<Member<'_>> = active
-        .iter()
+    let mut behind: Vec<Member<'_>> = chosen()
         .copied()
         .filter(|member| {
             let own = member.machine.metadata.label(REVISION);
@@ -194,9 +260,6 @@ fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> (Vec<Ste
         })
         .collect();
     let policy = strategy.proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
-    if let Some(message) = unsupported(policy, "updateStrategy").filter(|_| !behind.is_empty()) {
-        return (steps, Some(Failure { reason: "FailedUpdate", message }));
-    }
     sort(pool, &mut behind, policy);
     let unready = active.iter().filter(|member| {
         member.instance.is_some_and(|one| one.metadata.deleting()) || !member.machine.status.ready
@@ -204,7 +267,7 @@ fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> (Vec<Ste
     let room = unavailable(pool, active.len()).saturating_sub(unready.count());
     let restarts = behind.iter().filter_map(|member| member.instance).take(room.min(BURST));
     steps.extend(restarts.map(|one| Step::Restart(one.metadata.name.clone(), one.metadata.uid.clone())));
-    (steps, None)
+    steps
 }
 
 /// VMs that may be unavailable at once.
@@ -221,7 +284,7 @@ fn unavailable(pool: &Pool, members: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -249,6 +312,15 @@ mod tests {
     }
 
     fn decided(pool: &Pool, machines: &[Machine], instances: &[Instance]) -> Vec<String> {
+        decided_among(pool, machines, instances, &Selected::default())
+    }
+
+    fn decided_among(
+        pool: &Pool,
+        machines: &[Machine],
+        instances: &[Instance],
+        selected: &Selected,
+    ) -> Vec<String> {
         let members: Vec<Member<'_>> = machines
             .iter()
             .map(|machine| Member {
@@ -262,7 +334,7 @@ mod tests {
             Step::Restart(name, _) => format!("!{name}"),
             Step::Delete(name, _) => format!("-{name}"),
         };
-        let planned = plan(pool, &members, &[], 1_800_000_000);
+        let planned = plan(pool, &members, &[], selected, 1_800_000_000);
         let mut shown: Vec<String> = planned.steps.iter().map(show).collect();
         shown.extend(planned.failure.map(|failure| failure.reason.to_owned()));
         shown
@@ -325,11 +397,53 @@ mod tests {
             decided(&pool(spec(json!({"unmanaged": {}}))), &machines, &instances),
             Vec::<String>::new()
         );
-        let selectors = json!({"labelSelector": {"matchLabels": {"app": "web"}}});
-        let selected = pool(spec(json!({"proactive": {"selectionPolicy": {"selectors": selectors}}})));
-        assert_eq!(decided(&selected, &machines, &instances), first, "VMs are not selected");
-        assert_eq!(decided(&selected, &updated, &instances), ["FailedUpdate"]);
-        assert_eq!(decided(&selected, &updated, &[]), Vec::<String>::new(), "none is to be restarted");
+        let some = Selected { update: Some(["p-1".to_owned(), "p-3".to_owned()].into()), scale_in: None };
+        let plain = pool(spec(json!({})));
+        assert_eq!(decided_among(&plain, &machines, &instances, &some), ["~p-1", "~p-3"]);
+        assert_eq!(decided_among(&plain, &updated, &instances, &some), ["!p-1", "!p-3"]);
+    }
+
+    #[test]
+    fn shrinking_leaves_what_selectors_do_not_select() {
+        let there: Vec<Machine> = (0..4).map(|index| machine(index, "p-2", true)).collect();
+        let some = Selected { scale_in: Some(["p-1".to_owned(), "p-2".to_owned()].into()), update: None };
+        let policy = json!({"proactive": {"selectionPolicy": {"sortPolicy": "DescendingOrder"}}});
+        for (replicas, expected) in
+            [(4, &[][..]), (3, &["-p-2"]), (2, &["-p-2", "-p-1"]), (1, &["-p-2", "-p-1", "FailedScaleIn"])]
+        {
+            let pool = pool(json!({"replicas": replicas, "scaleInStrategy": policy}));
+            assert_eq!(decided_among(&pool, &there, &[], &some), expected, "{replicas}");
+        }
+    }
+
+    #[test]
+    fn selectors_are_about_the_template_of_a_vm() {
+        let machine = json!({"metadata": {"labels": {"app": "other"}}, "spec": {"template": {
+            "metadata": {"labels": {"app": "web"}}, "spec": {"nodeSelector": {"zone": "a", "rack": "7"}}}}});
+        let on = |key: &str, operator: &str, values: &[&str]| {
+            let requirement = json!({"key": key, "operator": operator, "values": values});
+            json!({"nodeSelectorRequirementMatcher": [requirement]})
+        };
+        for (selectors, expected) in [
+            (json!({}), true),
+            (json!({"labelSelector": {"matchLabels": {"app": "web"}}}), true),
+            (json!({"labelSelector": {"matchLabels": {"app": "other"}}}), false),
+            (on("zone", "In", &["a", "b"]), true),
+            (on("zone", "NotIn", &["a"]), false),
+            (on("disk", "NotIn", &["a"]), true),
+            (on("disk", "Exists", &[]), false),
+            (on("rack", "Gt", &["6"]), true),
+            (on("rack", "Lt", &["7"]), false),
+            (on("zone", "Gt", &["6"]), false),
+            (
+                json!({"labelSelector": {"matchLabels": {"app": "web"}},
+                    "nodeSelectorRequirementMatcher": [{"key": "disk", "operator": "Exists"}]}),
+                false,
+            ),
+        ] {
+            let parsed: PoolSelectors = serde_json::from_value(selectors.clone()).unwrap();
+            assert_eq!(are_met(&parsed, &machine), expected, "{selectors}");
+        }
     }
 
     #[test]
@@ -337,7 +451,7 @@ mod tests {
         let machine = machine(0, "p-1", true);
         let members = [Member { machine: &machine, instance: None }];
         let scaled = pool(json!({"replicas": 1}));
-        assert_eq!(plan(&scaled, &members, &["p-1".to_owned()], 0), Plan::default());
+        assert_eq!(plan(&scaled, &members, &["p-1".to_owned()], &Selected::default(), 0), Plan::default());
     }
 
     #[test]

@@ -202,6 +202,19 @@ fn sets_and_pools_scale() {
     PLACE.kubectl(&["-n", namespace, "scale", "vmpool/pool", "--replicas=2"]).unwrap();
     ready(REPLICA_SETS, "rs", 2);
     ready(POOLS, "pool", 2);
+    let of_pool = |spec: Value| {
+        let patch = json!({"spec": spec}).to_string();
+        PLACE.kubectl(&["-n", namespace, "patch", "vmpool", "pool", "--type=merge", "-p", &patch]).unwrap();
+    };
+    let label = json!({"leaves": "yes"});
+    patch(namespace, "pool-0", &json!({"spec": {"template": {"metadata": {"labels": label}}}}));
+    let policy = json!({"selectors": {"labelSelector": {"matchLabels": label}}});
+    of_pool(json!({"replicas": 1, "scaleInStrategy": {"proactive": {"selectionPolicy": policy}}}));
+    PLACE.until(namespace, "the VM that the pool's selectors select is gone", || {
+        PLACE.find(MACHINES, namespace, "pool-0").is_none().then_some(())
+    });
+    assert!(PLACE.find(MACHINES, namespace, "pool-1").is_some());
+    of_pool(json!({"scaleInStrategy": null}));
     for set in ["vmirs/rs", "vmpool/pool"] {
         PLACE.kubectl(&["-n", namespace, "scale", set, "--replicas=0"]).unwrap();
     }
