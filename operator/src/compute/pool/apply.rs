@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::plan::{self, Member, Plan, Selected, Step, plan};
 use super::render;
-use crate::compute::caches::{INSTANCES, MACHINES, POOLS, REVISIONS};
+use crate::compute::caches::{DATA_VOLUMES, INSTANCES, MACHINES, POOLS, REVISIONS};
 use crate::compute::context::Context;
 use crate::compute::event::Event;
 use crate::compute::members::{self, Failure};
@@ -57,7 +57,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
                 let text = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
                 let reason = match step {
                     Step::Create(_) => "FailedScaleOut",
-                    Step::Delete(..) => "FailedScaleIn",
+                    Step::Keep(..) | Step::Delete(..) => "FailedScaleIn",
                     Step::Update(_) | Step::Restart(..) => "FailedUpdate",
                 };
                 failure = Some(Failure { reason, message: text });
@@ -77,8 +77,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     if failed { Outcome::Retry } else { Outcome::Done }
 }
 
-/// The pool's steps. Caches have no labels of users, by which selectors select: where they are to choose among VMs, the VMs are
-/// read.
+/// The pool's steps. Caches have no labels of users, by which selectors select: where they choose, the VMs are read.
 async fn decide(
     context: &Context,
     pool: &Pool,
@@ -196,11 +195,25 @@ async fn act(context: &Context, pool: &Pool, whole: &Value, step: &Step) -> clus
             client.delete(INSTANCES, &Key::new(namespace, name), &Delete::default().uid(uid)).await?;
             Ok(())
         }
+        Step::Keep(name, uid) => keep_disks(context, &Key::new(namespace, name), uid).await,
         Step::Delete(name, uid) => {
             client.delete(MACHINES, &Key::new(namespace, name), &Delete::default().uid(uid)).await?;
             Ok(())
         }
     }
+}
+
+/// Takes a VM out of the owners of its DataVolumes.
+async fn keep_disks(context: &Context, machine: &Key, uid: &str) -> cluster::Result<()> {
+    let Some(observed) = context.caches.machines.get(machine) else { return Ok(()) };
+    for template in &observed.spec.data_volume_templates {
+        let key = Key::new(machine.namespace(), &template.metadata.name);
+        let Some(volume) = context.client.find::<Value>(DATA_VOLUMES, &key).await? else { continue };
+        if let Some(patch) = render::without_owner(&volume, uid) {
+            context.client.merge_patch::<IgnoredAny>(DATA_VOLUMES, &key, &patch).await?;
+        }
+    }
+    Ok(())
 }
 
 fn record(context: &Context, pool: &Pool, step: &Step) {
@@ -210,6 +223,7 @@ fn record(context: &Context, pool: &Pool, step: &Step) {
         Step::Restart(name, _) => {
             ("SuccessfulUpdate", format!("Restarting VM {name}, which runs an older template"))
         }
+        Step::Keep(name, _) => ("SuccessfulUpdate", format!("Keeping the DataVolumes of VM {name}")),
         Step::Delete(name, _) => ("SuccessfulDelete", format!("Deleted VM {name}")),
     };
     context.record(API_VERSION, KIND, &pool.metadata, &Event::normal(reason, message));

@@ -36,6 +36,8 @@ pub(super) enum Step {
     Update(String),
     /// Delete the instance of this name and uid, so that its VM starts it with the template.
     Restart(String, String),
+    /// Take the VM of this name and uid out of the owners of its DataVolumes, so that they stay.
+    Keep(String, String),
     /// Delete the VM of this name and uid.
     Delete(String, String),
 }
@@ -123,6 +125,7 @@ pub(super) fn plan(
     let mut active: Vec<Member<'_>> =
         members.iter().copied().filter(|member| !member.machine.metadata.deleting()).collect();
     let wanted = usize::try_from(pool.spec.replicas.unwrap_or(REPLICAS)).unwrap_or(usize::MAX);
+    let keep = keeps_disks(pool);
     let mut plan = Plan::default();
     if active.len() < wanted {
         let taken: Vec<u64> = members
@@ -133,37 +136,47 @@ pub(super) fn plan(
         plan.steps.extend(missing.into_iter().map(Step::Create));
     } else if active.len() > wanted {
         let surplus = active.len() - wanted;
-        match leaving(pool, &active, selected.scale_in.as_ref(), surplus) {
-            Ok(names) => {
-                if selected.scale_in.is_some() && names.len() < surplus {
-                    let message = format!(
-                        "{surplus} VMs are to go; the selectors of spec.scaleInStrategy.proactive select {} of them",
-                        names.len()
-                    );
-                    plan.failure = Some(Failure { reason: "FailedScaleIn", message });
-                }
-                active.retain(|member| !names.contains(&member.machine.metadata.name.as_str()));
-                let of = |name: &&str| members.iter().find(|one| one.machine.metadata.name == **name);
-                let gone = names.iter().filter_map(of).take(BURST);
-                plan.steps.extend(gone.map(delete));
-            }
-            Err(message) => plan.failure = Some(Failure { reason: "FailedScaleIn", message }),
+        let names = leaving(pool, &active, selected.scale_in.as_ref(), surplus);
+        if selected.scale_in.is_some() && names.len() < surplus {
+            let message = format!(
+                "{surplus} VMs are to go; the selectors of spec.scaleInStrategy.proactive select {} of them",
+                names.len()
+            );
+            plan.failure = Some(Failure { reason: "FailedScaleIn", message });
         }
+        active.retain(|member| !names.contains(&member.machine.metadata.name.as_str()));
+        let of = |name: &&str| members.iter().find(|one| one.machine.metadata.name == **name);
+        let gone = names.iter().filter_map(of).take(BURST);
+        plan.steps.extend(gone.flat_map(|member| delete(member, keep)));
     }
     if let Some(healing) = &pool.spec.autohealing {
         let most = healing.start_up_failure_threshold.unwrap_or(FAILED_STARTS);
         let seconds = healing.min_failing_to_start_duration.as_deref();
         let seconds = seconds.and_then(seconds_of).unwrap_or(FAILING_SECONDS);
         let sick = active.iter().filter(|member| fails(member.machine, most, seconds, now));
-        plan.steps.extend(sick.take(BURST).map(delete));
+        plan.steps.extend(sick.take(BURST).flat_map(|member| delete(member, keep)));
     }
     plan.steps.extend(updates(pool, &active, templates, selected.update.as_ref()));
     plan
 }
 
-fn delete(member: &Member<'_>) -> Step {
+/// The steps that delete a VM.
+fn delete(member: &Member<'_>, keep: bool) -> Vec<Step> {
     let meta = &member.machine.metadata;
-    Step::Delete(meta.name.clone(), meta.uid.clone())
+    let kept = keep.then(|| Step::Keep(meta.name.clone(), meta.uid.clone()));
+    kept.into_iter().chain([Step::Delete(meta.name.clone(), meta.uid.clone())]).collect()
+}
+
+/// Whether DataVolumes of a deleted VM stay, for the next VM of its number. `Offline` and `Online` are the same, as upstream.
+fn keeps_disks(pool: &Pool) -> bool {
+    let Some(ScaleInStrategy { opportunistic, proactive, .. }) = &pool.spec.scale_in_strategy else {
+        return false;
+    };
+    let words = [
+        opportunistic.as_ref().and_then(|one| one.state_preservation.as_deref()),
+        proactive.as_ref().and_then(|one| one.state_preservation.as_deref()),
+    ];
+    words.into_iter().flatten().any(|word| word != "Disabled")
 }
 
 /// Whether a VM fails to start again and again.
@@ -190,20 +203,11 @@ fn leaving<'a>(
     active: &[Member<'a>],
     selected: Option<&BTreeSet<String>>,
     count: usize,
-) -> Result<Vec<&'a str>, String> {
+) -> Vec<&'a str> {
     let strategy = pool.spec.scale_in_strategy.clone().unwrap_or_default();
     let ScaleInStrategy { opportunistic, proactive, unmanaged } = &strategy;
     if unmanaged.is_some() {
-        return Ok(Vec::new());
-    }
-    let preservation = opportunistic
-        .as_ref()
-        .and_then(|one| one.state_preservation.as_deref())
-        .or_else(|| proactive.as_ref().and_then(|one| one.state_preservation.as_deref()));
-    if let Some(word) = preservation.filter(|word| *word != "Disabled") {
-        return Err(format!(
-            "spec.scaleInStrategy: statePreservation {word} is not supported yet: set it to Disabled, or delete VMs by hand"
-        ));
+        return Vec::new();
     }
     let policy = proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
     let mut candidates = active.to_vec();
@@ -212,7 +216,7 @@ fn leaving<'a>(
         candidates.retain(|member| member.instance.is_none());
     }
     sort(pool, &mut candidates, policy);
-    Ok(candidates.iter().take(count).map(|member| member.machine.metadata.name.as_str()).collect())
+    candidates.iter().take(count).map(|member| member.machine.metadata.name.as_str()).collect()
 }
 
 /// Sorts VMs by a policy; the first come first.
@@ -332,6 +336,7 @@ mod tests {
             Step::Create(index) => format!("+{index}"),
             Step::Update(name) => format!("~{name}"),
             Step::Restart(name, _) => format!("!{name}"),
+            Step::Keep(name, _) => format!("={name}"),
             Step::Delete(name, _) => format!("-{name}"),
         };
         let planned = plan(pool, &members, &[], selected, 1_800_000_000);
@@ -364,12 +369,15 @@ mod tests {
             (by("Oldest"), "-p-3"),
             (by("Newest"), "-p-0"),
             (json!({"replicas": 3, "scaleInStrategy": {"opportunistic": {}}}), "-p-2"),
-            (
-                json!({"replicas": 3, "scaleInStrategy": {"proactive": {"statePreservation": "Offline"}}}),
-                "FailedScaleIn",
-            ),
         ] {
             assert_eq!(decided(&pool(spec.clone()), &there, &running), [expected], "{spec}");
+        }
+        for (strategy, word) in
+            [("proactive", "Offline"), ("proactive", "Online"), ("opportunistic", "Offline")]
+        {
+            let strategy = json!({strategy: {"statePreservation": word}});
+            let pool = pool(json!({"replicas": 3, "scaleInStrategy": strategy}));
+            assert_eq!(decided(&pool, &there, &[]), ["=p-0", "-p-0"], "{strategy}");
         }
         let unmanaged = pool(json!({"replicas": 0, "scaleInStrategy": {"unmanaged": {}}}));
         assert_eq!(decided(&unmanaged, &there, &running), Vec::<String>::new());

@@ -72,6 +72,17 @@ pub(super) fn spec(pool: &Value, index: u64, revision: &str) -> Value {
     spec
 }
 
+/// The patch that takes an owner from an object; `None`: the object has no such owner.
+pub(super) fn without_owner(object: &Value, uid: &str) -> Option<Value> {
+    let owners = object["metadata"]["ownerReferences"].as_array()?;
+    let left: Vec<&Value> = owners.iter().filter(|owner| owner["uid"] != uid).collect();
+    (left.len() < owners.len()).then(|| {
+        json!({"metadata": {
+            "resourceVersion": object["metadata"]["resourceVersion"], "ownerReferences": left,
+        }})
+    })
+}
+
 /// The revision that keeps the template of a generation.
 pub(super) fn revision(pool: &Value, name: &str) -> Value {
     json!({
@@ -93,6 +104,18 @@ pub(super) fn is_same(pool: &Value, revision: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_owner_is_taken_away() {
+        let owned = |owners: Value| json!({"metadata": {"name": "d", "resourceVersion": "7", "ownerReferences": owners}});
+        let patch = without_owner(&owned(json!([{"uid": "vm"}, {"uid": "other"}])), "vm");
+        assert_eq!(
+            patch,
+            Some(json!({"metadata": {"resourceVersion": "7", "ownerReferences": [{"uid": "other"}]}}))
+        );
+        assert_eq!(without_owner(&owned(json!([{"uid": "other"}])), "vm"), None);
+        assert_eq!(without_owner(&owned(Value::Null), "vm"), None);
+    }
 
     #[test]
     fn names_of_a_machine_end_with_its_number_where_they_must_differ() {
