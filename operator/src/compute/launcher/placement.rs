@@ -104,7 +104,8 @@ fn node_selector(raw: &Value, settings: &Settings) -> Result<Value, Unsupported>
 /// Adds the platform's tolerations and affinity to nodes to a pod's own.
 fn restrict(pod: &mut Value, settings: &Settings) {
     let placement = &settings.placement;
-    // Those of every taint are meant for components that run on every node: a guest would be placed on a cordoned one.
+    // Those of every taint are meant for components that run on every node. A guest would be placed on a cordoned one, and
+    // would stay on one that does not answer.
     let named = |one: &&Toleration| one.key.as_deref().is_some_and(|key| !key.is_empty());
     let ours: Vec<Value> = placement.tolerations.iter().filter(named).map(|one| json!(one)).collect();
     if !ours.is_empty() {
