@@ -167,7 +167,7 @@ fn delete(member: &Member<'_>, keep: bool) -> Vec<Step> {
     kept.into_iter().chain([Step::Delete(meta.name.clone(), meta.uid.clone())]).collect()
 }
 
-/// Whether DataVolumes of a deleted VM stay, for the next VM of its number. `Offline` and `Online` are the same, as upstream.
+/// Whether DataVolumes of a deleted VM stay, for the next VM of its number: by `Offline` and `Online` alike, as upstream.
 fn keeps_disks(pool: &Pool) -> bool {
     let Some(ScaleInStrategy { opportunistic, proactive, .. }) = &pool.spec.scale_in_strategy else {
         return false;
