@@ -10,6 +10,7 @@
 //! - [`area`]: how a group of controllers plugs in, and under which lease it runs.
 //! - [`compute`]: virtual machines, their instances and launcher pods, nodes.
 //! - `flavor`: instance types and preferences that VMs refer to. `view`: what is read of objects, one file per kind.
+//!   `fill`: typed changes of what is written.
 //! - `authority`: certificates of our own, kept in Secrets.
 //! - [`health`]: probes and metrics. [`serve`](mod@serve): aggregated APIs and the
 //!   certificates behind them.
@@ -29,6 +30,7 @@ pub mod context;
 pub mod defaults;
 pub mod entry;
 mod error;
+mod fill;
 mod flavor;
 pub mod health;
 pub mod install;

@@ -60,6 +60,13 @@ struct Configuration {
     permitted_host_devices: Option<PermittedHostDevices>,
     #[serde(rename = "autoCPULimitNamespaceLabelSelector")]
     auto_cpu_limit_namespace_label_selector: Option<LabelSelector>,
+    instancetype: Instancetype,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Instancetype {
+    reference_policy: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -151,10 +158,12 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .auto_cpu_limit_namespace_label_selector
             .clone()
             .or_else(|| base.cpu_limit_namespaces.clone()),
+        expand_all: configuration.instancetype.reference_policy.as_deref() == Some("expandAll"),
     }
 }
 
-/// Applies changes of the KubeVirt object. They are followed by pods that are created from then on.
+/// Applies changes of the KubeVirt object. Pods that are created from then on follow them; all VMs at once follow how they are
+/// to have their instance types.
 pub(super) async fn keep(
     context: Arc<Context>,
     configuration: Cache<KubeVirt>,
@@ -163,7 +172,12 @@ pub(super) async fn keep(
     let mut changes = configuration.changes();
     loop {
         changes.next().await;
-        context.set_settings(merged(&base, &configuration));
+        let (before, after) = (context.settings(), merged(&base, &configuration));
+        let expand = after.expand_all && !before.expand_all;
+        context.set_settings(after);
+        if expand {
+            context.caches.machines.all().into_iter().for_each(|(key, _)| context.queues.machines.add(key));
+        }
     }
 }
 
@@ -215,6 +229,12 @@ mod tests {
             r#"{"spec": {"configuration": {"obsoleteCPUModels": {"486": true, "Penryn": false}}}}"#;
         let models = over(&base, &object(obsolete)).obsolete_models;
         assert_eq!(models.iter().map(String::as_str).collect::<Vec<_>>(), ["486"]);
+        for (policy, expanded) in [("expandAll", true), ("expand", false), ("reference", false)] {
+            let text = format!(
+                r#"{{"spec": {{"configuration": {{"instancetype": {{"referencePolicy": "{policy}"}}}}}}}}"#
+            );
+            assert_eq!(over(&base, &object(&text)).expand_all, expanded, "{policy}");
+        }
         for (ratio, percent) in [("1.5", 150), ("2", 200), ("0.5", 100), ("much", 100), ("NaN", 100)] {
             let text = format!(
                 r#"{{"spec": {{"configuration": {{"additionalGuestMemoryOverheadRatio": "{ratio}"}}}}}}"#

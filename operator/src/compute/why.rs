@@ -43,6 +43,7 @@ pub(crate) async fn explain(client: &Client, key: &Key) -> cluster::Result<Optio
         volumes: volumes.volumes(),
         templates: templates.volumes(),
         snapshot_classes: BTreeSet::new(),
+        expand_all: false,
         now: Context::now(),
     };
     let mut reasons = machine::why::words(&observed, &progress);

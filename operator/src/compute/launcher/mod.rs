@@ -99,6 +99,9 @@ pub(super) struct Settings {
     pub(super) placement: NodePlacement,
     /// Namespaces where pods have a CPU limit without a quota (`autoCPULimitNamespaceLabelSelector`).
     pub(super) cpu_limit_namespaces: Option<LabelSelector>,
+    /// VMs get the values of their instance types and preferences in place of the references
+    /// (`instancetype.referencePolicy: expandAll`).
+    pub(super) expand_all: bool,
 }
 
 impl Default for Settings {
@@ -122,6 +125,7 @@ impl Default for Settings {
             node_selectors: BTreeMap::new(),
             placement: NodePlacement::default(),
             cpu_limit_namespaces: None,
+            expand_all: false,
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use virt::instancetype::Which;
 
-use super::live::{flavored, unusable};
+use super::live::{expanded, flavored, unusable};
 use super::plan::{FINALIZER, Failure, Observed, Step, plan};
 use super::status;
 use super::{authorize, dump, event, live, render};
@@ -39,6 +39,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         volumes: storage.volumes(),
         templates: templates.volumes(),
         snapshot_classes: caches.classes_with_snapshots(),
+        expand_all: context.settings().expand_all,
         now: Context::now(),
     };
     let mut planned = plan(&observed);
@@ -145,6 +146,11 @@ async fn act(
             existing_is_fine(client.create::<IgnoredAny>(DATA_VOLUMES, &meta.namespace, &volume).await)?;
         }
         Step::KeepFlavor(which) => keep_flavor(context, observed, *which).await?,
+        Step::Expand => {
+            let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
+            let expanded = expanded(context, &whole).await?;
+            client.replace::<IgnoredAny>(MACHINES, &key, &expanded).await?;
+        }
         Step::CreateInstance { paused } => {
             let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
             let revision = render::revision(&whole);

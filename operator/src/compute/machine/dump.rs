@@ -119,6 +119,7 @@ mod tests {
             volumes: Vec::new(),
             templates: Vec::new(),
             snapshot_classes: BTreeSet::new(),
+            expand_all: false,
             now: 0,
         };
         let request =

@@ -30,6 +30,7 @@ pub(super) fn done(step: &Step, observed: &Observed<'_>) -> Option<Event> {
         | Step::RemoveFinalizer
         | Step::ReleaseInstance
         | Step::KeepFlavor(_)
+        | Step::Expand
         | Step::QueueStart
         | Step::RunAlways
         | Step::AttachDump(_)
@@ -85,6 +86,7 @@ pub(super) fn failed(step: &Step, error: &str, denied: bool) -> (Failure, Option
         Step::AddFinalizer
         | Step::RemoveFinalizer
         | Step::ReleaseInstance
+        | Step::Expand
         | Step::QueueStart
         | Step::RunAlways
         | Step::AttachDump(_)

@@ -14,7 +14,7 @@ use cluster::{JsonPatch, Key};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
-use virt::instancetype::Which;
+use virt::instancetype::{Flavor, Which};
 use virt::live;
 
 use super::plan::Observed;
@@ -96,7 +96,15 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
         settled = false;
     }
     let revision = Key::new(&meta.namespace, &render::revision_name(&meta.uid, started));
-    let revision: Value = context.client.find_cached(REVISIONS, &revision).await.ok()??;
+    let mut revision: Value = context.client.find_cached(REVISIONS, &revision).await.ok()??;
+    if !refers(&whole["spec"]) && refers(&revision["data"]["spec"]) {
+        // It has in its template what it referred to. Where that is not there any more, the two differ.
+        let mut then = whole.clone();
+        then["spec"] = revision["data"]["spec"].clone();
+        if let Ok(then) = flavored(context, &then).await {
+            revision["data"]["spec"] = then["spec"].clone();
+        }
+    }
     let live_update = context.settings().live_update;
     let restart_required =
         restart_required(&whole, &revision, &wanted, &run.spec, &running, live_update, limited);
@@ -107,13 +115,23 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
 
 /// The VM with its instance type and preference applied.
 pub(super) async fn flavored(context: &Context, machine: &Value) -> cluster::Result<Value> {
+    let flavor = flavor_of(context, machine).await?;
+    render::flavored(machine, &flavor).map_err(|text| cluster::Error::new(cluster::Kind::Input, text))
+}
+
+/// The VM as it is written with its instance type and preference in place of the references to them.
+pub(super) async fn expanded(context: &Context, machine: &Value) -> cluster::Result<Value> {
+    let flavor = flavor_of(context, machine).await?;
+    render::expanded(machine, &flavor).map_err(|text| cluster::Error::new(cluster::Kind::Input, text))
+}
+
+async fn flavor_of(context: &Context, machine: &Value) -> cluster::Result<Flavor> {
     let read = VirtualMachine::deserialize(machine);
     let read = read.map_err(|error| {
         cluster::Error::new(cluster::Kind::Input, format!("the VirtualMachine cannot be read: {error}"))
     })?;
     let namespace = machine["metadata"]["namespace"].as_str().unwrap_or_default();
-    let flavor = flavor::flavor(&context.client, namespace, &read).await.map_err(unusable)?;
-    render::flavored(machine, &flavor).map_err(|text| cluster::Error::new(cluster::Kind::Input, text))
+    flavor::flavor(&context.client, namespace, &read).await.map_err(unusable)
 }
 
 pub(super) fn unusable(unusable: Unusable) -> cluster::Error {
@@ -204,6 +222,11 @@ fn patch(uid: &str, stored: &Value, run: &Spec, next: &Spec) -> Option<JsonPatch
         };
     }
     (patch.operations().len() > tests).then_some(patch)
+}
+
+/// Whether a VM's spec refers to an instance type or a preference.
+fn refers(spec: &Value) -> bool {
+    Which::BOTH.into_iter().any(|which| spec[which.field()].is_object())
 }
 
 /// Whether the VM differs from what its instance was started from, in a field that the instance does not follow.

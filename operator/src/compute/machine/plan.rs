@@ -34,6 +34,8 @@ pub(in crate::compute) struct Observed<'a> {
     pub(in crate::compute) templates: Vec<Volume<'a>>,
     /// Storage classes with volumes that can be snapshotted.
     pub(in crate::compute) snapshot_classes: BTreeSet<String>,
+    /// VMs have no references to instance types and preferences, but their values.
+    pub(in crate::compute) expand_all: bool,
     /// Seconds since 1970.
     pub(in crate::compute) now: u64,
 }
@@ -49,6 +51,8 @@ pub(super) enum Step {
     CreateDataVolume(String),
     /// Store the instance type or preference in a ControllerRevision and name that in the status.
     KeepFlavor(Which),
+    /// Write instance type and preference into the template, in place of the references.
+    Expand,
     /// Store the template in a ControllerRevision and create the instance.
     CreateInstance { paused: bool },
     /// Delete the instance.
@@ -198,6 +202,13 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
     }
     if let Some(instance) = observed.own_instance().filter(|instance| instance.metadata.deleting()) {
         steps.extend(release(observed, instance));
+    }
+    if observed.expand_all && Which::BOTH.into_iter().any(|which| machine.flavor(which).0.is_some()) {
+        // First of what needs the template; an instance is stopped also where its type cannot be read.
+        let of_template =
+            |step: &Step| matches!(step, Step::CreateDataVolume(_) | Step::CreateInstance { .. });
+        let at = steps.iter().position(of_template).unwrap_or(steps.len());
+        steps.insert(at, Step::Expand);
     }
     Plan { steps, failure: None }
 }

@@ -10,6 +10,7 @@ use virt::instancetype::{Flavor, Which};
 use super::plan::FINALIZER;
 use crate::compute::instance;
 use crate::compute::launcher::SKIP_HOOKS;
+use crate::fill::fill;
 
 /// The reference by which a VM owns an object.
 fn owner(machine: &Value) -> Value {
@@ -77,14 +78,29 @@ pub(super) fn flavored(machine: &Value, flavor: &Flavor) -> Result<Value, String
         let name = reference.name.clone().unwrap_or_default();
         typed.spec.template.metadata.annotations.insert(annotation, name);
     }
-    virt::instancetype::expand(&mut typed, flavor).map_err(|conflicts| {
-        format!("VM field(s) {} conflicts with selected instance type", conflicts.join(", "))
-    })?;
+    expand(&mut typed, flavor)?;
     let spec = serde_json::to_value(&typed.spec);
     let spec = spec.map_err(|error| format!("the VirtualMachine cannot be written: {error}"))?;
     let mut made = machine.clone();
     made["spec"] = spec;
     Ok(made)
+}
+
+fn expand(machine: &mut VirtualMachine, flavor: &Flavor) -> Result<(), String> {
+    virt::instancetype::expand(machine, flavor).map_err(|conflicts| {
+        format!("VM field(s) {} conflicts with selected instance type", conflicts.join(", "))
+    })
+}
+
+/// The VM as users read it with instance type and preference in its template, and no references to them.
+///
+/// # Errors
+/// The fields in conflict, or why the VM cannot be read.
+pub(super) fn expanded(machine: &Value, flavor: &Flavor) -> Result<Value, String> {
+    let mut made = machine.clone();
+    let mut done = Err("the VirtualMachine cannot be read".to_owned());
+    fill::<VirtualMachine>(&mut made, |machine| done = expand(machine, flavor));
+    done.map(|()| made)
 }
 
 /// The identity of a guest stays over restarts: firmware UUID and MAC addresses come from the VM's uid where neither a user
@@ -232,6 +248,26 @@ mod tests {
         assert!(made.starts_with("02:") && made.len() == 17, "{made}");
         assert_ne!(mac("a", "x"), mac("b", "x"));
         assert_ne!(mac("a", "x"), mac("a", "y"));
+    }
+
+    #[test]
+    fn an_expanded_machine_has_values_in_place_of_references() {
+        let mut flavor = Flavor::default();
+        let small = json!({
+            "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineClusterInstancetype",
+            "metadata": {"name": "small"}, "spec": {"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}},
+        });
+        virt::instancetype::read(&mut flavor, Which::Instancetype, &small).unwrap();
+        let mut machine = machine();
+        machine["spec"]["instancetype"] =
+            json!({"name": "small", "kind": "VirtualMachineClusterInstancetype"});
+        let made = expanded(&machine, &flavor).unwrap();
+        assert_eq!(made["spec"].get("instancetype"), None);
+        let domain = &made["spec"]["template"]["spec"]["domain"];
+        assert_eq!((&domain["cpu"]["sockets"], &domain["memory"]["guest"]), (&json!(2), &json!("1Gi")));
+        assert_eq!(made["spec"]["template"]["metadata"], machine["spec"]["template"]["metadata"]);
+        machine["spec"]["template"]["spec"]["domain"]["cpu"] = json!({"sockets": 1});
+        assert!(expanded(&machine, &flavor).unwrap_err().contains("conflicts with selected instance type"));
     }
 
     #[test]

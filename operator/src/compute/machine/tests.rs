@@ -12,6 +12,7 @@ use super::{plan as machine_plan, render};
 use crate::compute::volumes::Volume;
 use crate::storage::clone::authorize::Origin;
 use crate::view::{DataVolume, Instance, Machine};
+use virt::instancetype::Which;
 
 const VM_UID: &str = "11111111-1111-1111-1111-111111111111";
 
@@ -75,6 +76,7 @@ impl World {
             volumes: Vec::new(),
             templates: templates.collect(),
             snapshot_classes: BTreeSet::new(),
+            expand_all: false,
             now: self.now,
         };
         let planned = plan(&observed);
@@ -132,6 +134,11 @@ impl World {
                     "name": reference["name"],
                     "controllerRevisionRef": {"name": format!("vm-{}", reference["name"].as_str().unwrap())},
                 });
+            }
+            Step::Expand => {
+                for which in Which::BOTH {
+                    self.machine["spec"].as_object_mut().unwrap().remove(which.field());
+                }
             }
             // The instance controller has removed its own finalizer.
             Step::ReleaseInstance => self.instance = None,
@@ -402,9 +409,45 @@ fn orphaning_deletion_leaves_the_instance_running() {
         volumes: Vec::new(),
         templates: Vec::new(),
         snapshot_classes: BTreeSet::new(),
+        expand_all: false,
         now: 0,
     };
     assert_eq!(plan(&observed).steps, [Step::ReleaseInstance, Step::RemoveFinalizer]);
+}
+
+#[test]
+fn references_are_expanded_before_what_is_made_of_the_template() {
+    let steps = |strategy: &str, runs: bool, expand_all: bool| {
+        let machine: Machine = serde_json::from_value(json!({
+            "metadata": {"name": "vm", "uid": VM_UID, "finalizers": [machine_plan::FINALIZER]},
+            "spec": {"runStrategy": strategy, "instancetype": {"name": "small", "kind": "K"}},
+            "status": {"runStrategy": strategy, "instancetypeRef": {
+                "name": "small", "kind": "K", "controllerRevisionRef": {"name": "r"}}},
+        }))
+        .unwrap();
+        let instance: Instance = serde_json::from_value(json!({
+            "metadata": {"name": "vm", "uid": "i", "ownerReferences": [
+                {"kind": "VirtualMachine", "name": "vm", "uid": VM_UID, "controller": true}]},
+            "status": {"phase": "Running"},
+        }))
+        .unwrap();
+        let observed = Observed {
+            machine: &machine,
+            instance: runs.then_some(&instance),
+            volumes: Vec::new(),
+            templates: Vec::new(),
+            snapshot_classes: BTreeSet::new(),
+            expand_all,
+            now: 0,
+        };
+        plan(&observed).steps
+    };
+    let create = || Step::CreateInstance { paused: false };
+    assert_eq!(steps("Always", false, false), [create()]);
+    assert_eq!(steps("Always", false, true), [Step::Expand, create()]);
+    assert!(steps("Always", true, false).is_empty());
+    assert_eq!(steps("Always", true, true), [Step::Expand]);
+    assert_eq!(steps("Halted", true, true), [Step::DeleteInstance, Step::Expand]);
 }
 
 #[test]
@@ -525,6 +568,7 @@ fn failed_import_and_missing_source_are_events_of_the_vm() {
             volumes: Vec::new(),
             templates: vec![volume],
             snapshot_classes: BTreeSet::new(),
+            expand_all: false,
             now: 1000,
         };
         let events = imports(&observed).into_iter();

@@ -46,6 +46,7 @@ fn leads_to_instance(step: &Step) -> bool {
         | Step::RemoveFinalizer
         | Step::DeleteInstance
         | Step::ReleaseInstance
+        | Step::Expand
         | Step::QueueStart
         | Step::AttachDump(_)
         | Step::DetachDump { .. } => false,
@@ -71,6 +72,7 @@ fn next(observed: &Observed<'_>, step: &Step, failed: bool) -> Option<String> {
         Step::AddFinalizer
         | Step::RemoveFinalizer
         | Step::ReleaseInstance
+        | Step::Expand
         | Step::QueueStart
         | Step::AttachDump(_)
         | Step::DetachDump { .. } => return None,
@@ -149,6 +151,7 @@ mod tests {
             volumes: vec![root],
             templates: vec![root],
             snapshot_classes: BTreeSet::new(),
+            expand_all: false,
             now: NOW,
         };
         words(&observed, &Progress::from([("root".to_owned(), "42%".to_owned())]))

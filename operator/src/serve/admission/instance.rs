@@ -13,10 +13,10 @@ use virt::finding::Finding;
 use virt::validate;
 
 use super::answer::{self, Cause, NOT_SUPPORTED};
-use super::fill::fill;
 use super::labels;
 use super::machine::without_status;
 use super::settings::Permitted;
+use crate::fill::fill;
 
 /// Fills in a new instance; puts back the status that a user edits. `now` is in seconds since 1970.
 pub(super) fn mutate(

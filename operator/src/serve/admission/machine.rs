@@ -12,9 +12,9 @@ use virt::instancetype::{self, Flavor, Which};
 use virt::validate;
 
 use super::answer::{self, Cause, INVALID, NOT_FOUND};
-use super::fill::fill;
 use super::labels;
 use super::settings::{Permitted, ReferencePolicy};
+use crate::fill::fill;
 use crate::flavor::has_revision;
 
 const RUNNING: &str = "spec.running is deprecated, please use spec.runStrategy instead.";

@@ -14,9 +14,9 @@
 //! ([`crate::install`]).
 
 mod answer;
-mod fill;
 mod hostpath;
 mod hyperconverged;
+mod identity;
 mod instance;
 mod labels;
 mod machine;
@@ -43,6 +43,7 @@ use virt::admission::{Identity, Settings};
 use virt::instancetype::{self, Flavor};
 use virt::validate;
 
+use crate::fill::fill;
 use crate::flavor::{self, Unusable};
 use crate::install;
 use crate::storage::clone::{authorize, cloned, permit};
@@ -249,7 +250,7 @@ impl Admission {
         let Ok(mut machine) = VirtualMachine::deserialize(&*object) else { return Ok(Flavor::default()) };
         flavor::infer(&self.client, namespace, &mut machine).await?;
         instancetype::complete(&mut machine);
-        fill::fill::<VirtualMachine>(object, |filled| {
+        fill::<VirtualMachine>(object, |filled| {
             filled.spec.instancetype.clone_from(&machine.spec.instancetype);
             filled.spec.preference.clone_from(&machine.spec.preference);
             filled.spec.template.spec.domain.memory.clone_from(&machine.spec.template.spec.domain.memory);
@@ -304,7 +305,7 @@ impl Admission {
     /// none are given before the KubeVirt object was read.
     async fn defaults(&self) -> Result<(Settings, Identity), Answer> {
         self.synced().await?;
-        let identity = fill::identity().ok_or_else(|| {
+        let identity = identity::identity().ok_or_else(|| {
             Answer::refuse(500, "InternalError", "the operating system gives no random numbers; retry")
         })?;
         Ok((settings::settings(&self.configuration), identity))
