@@ -157,7 +157,7 @@ async fn start(
     let health: Health = DEVICES.map(|device| if device == KVM { kvm } else { device.exists() });
     let mut plugins = Plugins::start(&config.device_plugins(), health);
     plugins.registered().await;
-    tokio::spawn(permitted::keep(settings, config.device_plugins()));
+    tokio::spawn(permitted::keep(settings.clone(), config.device_plugins()));
     let on_node = networks::Node::default();
     tokio::spawn(bridges::keep(client.clone(), config.node.clone(), on_node.network.clone()));
     let networks = Networks::new(
@@ -168,7 +168,8 @@ async fn start(
         config.shared.clone(),
     );
     let networks = Arc::new(networks);
-    let site = Site { kubelet: config.kubelet.clone(), capabilities, host, networks };
+    settings.synced().await;
+    let site = Site { kubelet: config.kubelet.clone(), capabilities, host, networks, settings };
     let controller = Controller::start(client, site, &config.node).await;
     tracing::info!(kvm, node = config.node, "ready");
     ready.store(true, Ordering::Relaxed);

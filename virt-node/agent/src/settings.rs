@@ -1,10 +1,13 @@
 //! The KubeVirt object, as far as the agent follows it, in one cache for all of its parts.
 //!
-//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices::permitted`]).
+//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices::permitted`], [`crate::guests::launch`]).
 
 use std::sync::Arc;
 
-use api::kubevirt::{KubeVirt, LogVerbosity, PermittedMediatedDevice, PermittedPciDevice};
+use api::kubevirt::{
+    KubeVirt, LogVerbosity, PermittedMediatedDevice, PermittedPciDevice, SmbiosConfiguration,
+};
+use api::launch::{System, is_text};
 use cluster::{Cache, Client, Resource, Scope};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
@@ -19,6 +22,8 @@ pub(crate) struct Settings {
     pub(crate) pci_devices: Vec<PermittedPciDevice>,
     /// `permittedHostDevices.mediatedDevices`.
     pub(crate) mediated_devices: Vec<PermittedMediatedDevice>,
+    /// `smbios`.
+    pub(crate) system: System,
 }
 
 impl From<&KubeVirt> for Settings {
@@ -31,7 +36,21 @@ impl From<&KubeVirt> for Settings {
             verbosity: developer.and_then(|one| one.log_verbosity.clone()).unwrap_or_default(),
             pci_devices: devices.map(|one| one.pci_host_devices.clone()).unwrap_or_default(),
             mediated_devices: devices.map(|one| one.mediated_devices.clone()).unwrap_or_default(),
+            system: configuration.and_then(|one| one.smbios.as_ref()).map(system).unwrap_or_default(),
         }
+    }
+}
+
+/// SMBIOS strings of guests. One that no guest can be shown counts as one that is not given.
+fn system(configured: &SmbiosConfiguration) -> System {
+    let SmbiosConfiguration { family, manufacturer, product, sku, version } = configured;
+    let fit = |text: &Option<String>| text.clone().filter(|text| is_text(text));
+    System {
+        manufacturer: fit(manufacturer),
+        product: fit(product),
+        version: fit(version),
+        sku: fit(sku),
+        family: fit(family),
     }
 }
 
@@ -57,6 +76,7 @@ mod tests {
         let settings = read(
             r#"{"spec": {"configuration": {
                 "developerConfiguration": {"logVerbosity": {"virtHandler": 4, "nodeVerbosity": {"one": 6}}},
+                "smbios": {"manufacturer": "Example", "product": "", "sku": "C\u0007", "version": "7"},
                 "permittedHostDevices": {
                     "pciHostDevices": [{"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}],
                     "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}]}}}}"#,
@@ -65,5 +85,7 @@ mod tests {
         assert_eq!((verbosity.of_node("one"), verbosity.of_node("two")), (Some(6), Some(4)));
         assert_eq!(settings.pci_devices[0].resource_name, "nvidia.com/T4");
         assert_eq!(settings.mediated_devices[0].resource_name, "nvidia.com/vT4");
+        let (manufacturer, version) = (Some("Example".to_owned()), Some("7".to_owned()));
+        assert_eq!(settings.system, System { manufacturer, version, ..System::default() });
     }
 }

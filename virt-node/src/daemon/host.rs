@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use api::launch::Accelerator;
+use api::launch::{Accelerator, System};
 use api::launcher::{Answer, Facts, Request};
 use guest::Client;
 use virt::resolve::Host;
@@ -68,7 +68,11 @@ pub(super) fn ask(
         .clone()
         .ok_or_else(|| Error::new(Kind::System, format!("{emulator} has no machine type q35")))?;
     let (ovmf, ovmf_secure) = (facts.ovmf.clone(), facts.ovmf_secure.clone());
-    Ok(MachineFacts { host: Host { accelerator, emulator, machine, ovmf, ovmf_secure }, why, facts })
+    Ok(MachineFacts {
+        host: Host { accelerator, emulator, machine, ovmf, ovmf_secure, system: System::default() },
+        why,
+        facts,
+    })
 }
 
 /// The accelerator of a guest, and why.

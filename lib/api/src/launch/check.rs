@@ -124,8 +124,12 @@ fn name(path: &str, name: &str) -> Result {
 
 /// Text that can be shown and stand in XML.
 fn text(path: &str, text: &str) -> Result {
-    let good = !text.is_empty() && text.len() <= TEXT_MAX && !text.contains(unfit);
-    ensure(good, path, "empty, longer than 256 bytes, or with control characters")
+    ensure(is_text(text), path, "empty, longer than 256 bytes, or with control characters")
+}
+
+/// Whether a document may have this as a string that a guest is shown.
+pub fn is_text(text: &str) -> bool {
+    !text.is_empty() && text.len() <= TEXT_MAX && !text.contains(unfit)
 }
 
 fn unfit(c: char) -> bool {
@@ -167,11 +171,17 @@ fn mediated(launch: &Launch) -> Result {
 }
 
 fn smbios(launch: &Launch) -> Result {
-    let super::Smbios { uuid: id, serial, chassis } = &launch.smbios;
+    let super::Smbios { uuid: id, serial, system, chassis } = &launch.smbios;
     uuid("smbios.uuid", id)?;
+    let super::System { manufacturer: maker, product, version: of_product, sku: number, family } = system;
     let super::Chassis { manufacturer, version, serial: case_serial, asset, sku } = chassis;
     for (field, value) in [
         ("smbios.serial", serial),
+        ("smbios.system.manufacturer", maker),
+        ("smbios.system.product", product),
+        ("smbios.system.version", of_product),
+        ("smbios.system.sku", number),
+        ("smbios.system.family", family),
         ("smbios.chassis.manufacturer", manufacturer),
         ("smbios.chassis.version", version),
         ("smbios.chassis.serial", case_serial),

@@ -98,8 +98,34 @@ pub struct Smbios {
     pub uuid: String,
     /// Serial number of the machine.
     pub serial: Option<String>,
+    /// The other strings of the machine.
+    #[serde(default, skip_serializing_if = "System::is_empty")]
+    pub system: System,
     /// The case.
     pub chassis: Chassis,
+}
+
+/// The SMBIOS strings of the system, other than those of one guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct System {
+    /// The manufacturer. Default: `KubeVirt`.
+    pub manufacturer: Option<String>,
+    /// The product. Default: `None`.
+    pub product: Option<String>,
+    /// Its version.
+    pub version: Option<String>,
+    /// Its number in a catalogue.
+    pub sku: Option<String>,
+    /// The family. Default: `KubeVirt`.
+    pub family: Option<String>,
+}
+
+impl System {
+    /// Whether everything is left to the defaults.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The SMBIOS strings of the chassis.

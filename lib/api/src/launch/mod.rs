@@ -19,7 +19,7 @@ mod machine;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use check::is_uuid;
+pub use check::{is_text, is_uuid};
 pub use device::{
     Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, MediatedDevice, NicModel,
     NotPciAddress, PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel,
@@ -31,7 +31,7 @@ pub use disk::{
 };
 pub use machine::{
     Chassis, Clock, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Features, Firmware, Hyperv, HypervSwitch,
-    Kernel, Memory, NamedCpu, OnReboot, Smbios, TickPolicy, Timer, TimerName, Track,
+    Kernel, Memory, NamedCpu, OnReboot, Smbios, System, TickPolicy, Timer, TimerName, Track,
 };
 
 /// The version that is written and read.

@@ -17,6 +17,7 @@ fn full() -> Value {
         "smbios": {
             "uuid": "6b4f2c1e-0000-4000-8000-00000000000b",
             "serial": "s1",
+            "system": {"manufacturer": "a", "product": "b", "version": null, "sku": null, "family": null},
             "chassis": {"manufacturer": "a", "version": null, "serial": null, "asset": "b", "sku": null},
         },
         "firmware": {"efi": {
@@ -93,8 +94,10 @@ fn fields_of_a_later_release_are_absent_from_documents_without_them() {
     // Launchers of the releases before them refuse the fields.
     document["devices"].as_object_mut().unwrap().remove("usbChannels");
     document.as_object_mut().unwrap().remove("mediatedDevices");
+    document["smbios"].as_object_mut().unwrap().remove("system");
     let launch = read(&document).unwrap();
     assert_eq!((launch.devices.usb_channels, launch.mediated_devices.len()), (None, 0));
+    assert!(launch.smbios.system.is_empty());
     assert_eq!(serde_json::from_slice::<Value>(&launch.write().unwrap()).unwrap(), document);
 }
 
@@ -117,6 +120,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
     for pointer in [
         "",
         "/smbios",
+        "/smbios/system",
         "/smbios/chassis",
         "/firmware/efi",
         "/cpu",
@@ -144,7 +148,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         assert!(matches!(read(&document), Err(LaunchError::Malformed(_))), "{pointer}");
         refused += 1;
     }
-    assert_eq!(refused, 23);
+    assert_eq!(refused, 24);
 }
 
 #[test]
@@ -163,6 +167,7 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/machine", json!(""), "machine"),
         ("/smbios/uuid", json!("x"), "smbios.uuid"),
         ("/smbios/serial", json!("\u{1}"), "smbios.serial"),
+        ("/smbios/system/product", json!(""), "smbios.system.product"),
         ("/smbios/chassis/asset", json!(long), "smbios.chassis.asset"),
         ("/firmware/efi/variables", json!("nvram.fd"), "firmware.variables"),
         ("/cpu/sockets", json!(0), "cpu"),

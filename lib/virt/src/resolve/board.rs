@@ -276,6 +276,7 @@ impl Resolution<'_> {
         Smbios {
             uuid,
             serial: Some(asked.serial.unwrap_or_else(|| self.guest.smbios_serial.clone())),
+            system: self.host.system.clone(),
             chassis: Chassis {
                 manufacturer: chassis.manufacturer,
                 version: chassis.version,

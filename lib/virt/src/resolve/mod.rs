@@ -21,7 +21,7 @@ use api::core::{ConfigMap, Secret};
 use api::kubevirt::VirtualMachineInstanceSpec;
 pub use api::launch::Tap;
 use api::launch::{
-    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Storage, VERSION,
+    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Storage, System, VERSION,
 };
 use api::resource::ObjectMeta;
 
@@ -60,6 +60,8 @@ pub struct Host {
     pub ovmf: Option<(String, String)>,
     /// OVMF for secure boot, where it is installed: code and variables.
     pub ovmf_secure: Option<(String, String)>,
+    /// SMBIOS strings that the platform gives its guests.
+    pub system: System,
 }
 
 /// Resources made for the guest.

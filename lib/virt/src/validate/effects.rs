@@ -7,7 +7,7 @@ use std::path::Path;
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::VirtualMachineInstanceSpec;
-use api::launch::{Accelerator, BlockSizes};
+use api::launch::{Accelerator, BlockSizes, System};
 use api::resource::ObjectMeta;
 use serde_json::{Value, json};
 
@@ -393,6 +393,7 @@ fn launch(spec: &Value) -> Result<String, String> {
         machine: "pc-q35-9.0".into(),
         ovmf: ovmf("code"),
         ovmf_secure: ovmf("secure"),
+        system: System::default(),
     };
     let mut made = everything(&spec);
     for backend in made.volumes.values_mut() {

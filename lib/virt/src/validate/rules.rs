@@ -7,7 +7,7 @@ use api::cni::Configuration;
 use api::core::{ClaimSpec, ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec};
-use api::launch::{Accelerator, DEVICES_MAX, DiskFormat, Layout, PciAddress, Storage};
+use api::launch::{Accelerator, DEVICES_MAX, DiskFormat, Layout, PciAddress, Storage, System};
 use api::manifest::Document;
 use api::multus::NetworkAttachmentDefinition;
 use api::resource::{ObjectMeta, Quantity};
@@ -188,6 +188,7 @@ fn guest(
         machine: "q35".to_owned(),
         ovmf: ovmf(),
         ovmf_secure: ovmf(),
+        system: System::default(),
     };
     let (_, found) = resolve::resolve(spec, &guest, &host, &everything(spec), objects, at);
     // An invalid name has been reported with the metadata.

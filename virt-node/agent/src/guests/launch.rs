@@ -18,6 +18,7 @@ use api::names::QEMU_ID;
 use api::resource::{Confidential, ObjectMeta};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use cluster::Cache;
 use dir::{Durability, Owner};
 use virt::finding::{Finding, Verdict};
 use virt::pod as place;
@@ -35,6 +36,7 @@ use crate::networks::Networks;
 use crate::pods::launcher::PRIVATE;
 use crate::pods::process::Process;
 use crate::pods::{PodDirectory, content};
+use crate::settings::{Settings, current};
 
 /// Where libvirt keeps in the launcher's directory what it found out about QEMU.
 const CAPABILITIES: &str = "lv/cache/qemu/capabilities";
@@ -51,6 +53,7 @@ pub(crate) struct Site {
     pub(crate) capabilities: PathBuf,
     pub(crate) host: Host,
     pub(crate) networks: Arc<Networks>,
+    pub(crate) settings: Cache<Settings>,
 }
 
 /// Starts a guest. `adopt`: it runs, and only what it was started with is found out.
@@ -151,6 +154,7 @@ fn prepare(
 /// The node as guests of a pod find it.
 fn host(site: &Site, pod: &Pod) -> Host {
     let mut host = site.host.clone();
+    host.system.clone_from(&current(&site.settings).system);
     if !pod.has_device("kvm") {
         // The operator asked for no KVM: emulation is allowed, and the container has no device.
         host.accelerator = Accelerator::Tcg;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use api::launch::Accelerator;
+use api::launch::{Accelerator, System};
 use api::launcher::capabilities::{CAPABILITIES, Capabilities};
 use guest::found;
 use virt::resolve::Host;
@@ -47,6 +47,7 @@ pub(crate) fn find(kvm: bool) -> Result<Host> {
         machine,
         ovmf: found::ovmf_files(false),
         ovmf_secure: found::ovmf_files(true),
+        system: System::default(),
     })
 }
 

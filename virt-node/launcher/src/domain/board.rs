@@ -1,6 +1,6 @@
 //! The board: names, processors, memory, firmware, features, clock.
 
-use api::launch::{Accelerator, Clock, CpuModel, Efi, Firmware, HypervSwitch, Launch, Timer, Word};
+use api::launch::{Accelerator, Clock, CpuModel, Efi, Firmware, HypervSwitch, Launch, System, Timer, Word};
 
 use super::xml::Element;
 
@@ -19,23 +19,27 @@ pub(super) fn yes_no(yes: bool) -> &'static str {
 /// Name and UUID, and the SMBIOS strings.
 pub(super) fn identity(launch: &Launch) -> [Element; 3] {
     let smbios = &launch.smbios;
-    let entry = |(name, value): (&str, Option<&String>)| {
+    let entry = |(name, value): (&str, Option<&str>)| {
         value.map(|value| Element::new("entry").with("name", name).text(value))
     };
-    let text = |value: &str| Element::new("entry").with("name", "manufacturer").text(value);
-    let system = Element::new("system")
-        .child(text("KubeVirt"))
-        .child(Element::new("entry").with("name", "product").text("None"))
-        .child(
-            [("uuid", Some(&smbios.uuid)), ("serial", smbios.serial.as_ref())].into_iter().filter_map(entry),
-        );
+    let System { manufacturer, product, version, sku, family } = &smbios.system;
+    let system = [
+        ("manufacturer", Some(manufacturer.as_deref().unwrap_or("KubeVirt"))),
+        ("product", Some(product.as_deref().unwrap_or("None"))),
+        ("version", version.as_deref()),
+        ("sku", sku.as_deref()),
+        ("family", Some(family.as_deref().unwrap_or("KubeVirt"))),
+        ("uuid", Some(smbios.uuid.as_str())),
+        ("serial", smbios.serial.as_deref()),
+    ];
+    let system = Element::new("system").child(system.into_iter().filter_map(entry));
     let chassis = &smbios.chassis;
     let chassis = [
-        ("manufacturer", chassis.manufacturer.as_ref()),
-        ("version", chassis.version.as_ref()),
-        ("serial", chassis.serial.as_ref()),
-        ("asset", chassis.asset.as_ref()),
-        ("sku", chassis.sku.as_ref()),
+        ("manufacturer", chassis.manufacturer.as_deref()),
+        ("version", chassis.version.as_deref()),
+        ("serial", chassis.serial.as_deref()),
+        ("asset", chassis.asset.as_deref()),
+        ("sku", chassis.sku.as_deref()),
     ];
     let chassis: Vec<Element> = chassis.into_iter().filter_map(entry).collect();
     let mut sysinfo = Element::new("sysinfo").with("type", "smbios").child(system);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use api::launch::{Launch, Layout};
+use api::launch::{Launch, Layout, System};
 use virt_launcher as launcher;
 
 use crate::support;
@@ -72,6 +72,34 @@ golden! {
     host_devices: "host-devices",
     mediated_devices: "mediated-devices",
     usb_channels: "usb-channels",
+}
+
+#[test]
+fn strings_of_the_platform_take_the_place_of_the_default_ones() {
+    let given = |text: &str| Some(text.to_owned());
+    let mut launch = support::launch(&support::golden("minimal"), Layout::default());
+    launch.smbios.system = System {
+        manufacturer: given("Example"),
+        product: given("Cloud & more"),
+        version: given("7"),
+        sku: given("C-7"),
+        family: given("Clouds"),
+    };
+    let launch = Launch::read(&launch.write().unwrap()).unwrap();
+    let domain = launcher::domain(&launch).unwrap();
+    for (name, text) in [
+        ("manufacturer", "Example"),
+        ("product", "Cloud &amp; more"),
+        ("version", "7"),
+        ("sku", "C-7"),
+        ("family", "Clouds"),
+    ] {
+        let entry = format!("<entry name='{name}'>{text}</entry>");
+        assert_eq!(domain.xml.matches(&entry).count(), 1, "{entry}: {}", domain.xml);
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), &domain.xml).unwrap();
+    accepted_by_libvirt(file.path());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::{VirtualMachineInstance, Volume};
-use api::launch::{Accelerator, BlockSizes, DiskFormat, Launch, Layout, PciAddress, Storage, Word};
+use api::launch::{Accelerator, BlockSizes, DiskFormat, Launch, Layout, PciAddress, Storage, System, Word};
 use api::manifest;
 use api::resource::Confidential;
 use virt::finding::Finding;
@@ -54,6 +54,7 @@ fn host(instance: &VirtualMachineInstance) -> Host {
         machine: "pc-q35-7.2".to_owned(),
         ovmf: ovmf(""),
         ovmf_secure: ovmf(".ms"),
+        system: System::default(),
     }
 }
 
