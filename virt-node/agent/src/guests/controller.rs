@@ -178,10 +178,9 @@ impl Controller {
     }
 
     /// Guests that run, for metrics.
-    pub(crate) fn running(&self) -> Vec<Key> {
-        let all = self.instances.all().into_iter();
-        let running = all.filter(|(_, one)| matches!(Phase::of(one.phase.as_deref()), Phase::Running));
-        running.map(|(key, _)| key).collect()
+    pub(crate) fn running(&self) -> Vec<Arc<Instance>> {
+        let all = self.instances.all().into_iter().map(|(_, instance)| instance);
+        all.filter(|one| matches!(Phase::of(one.phase.as_deref()), Phase::Running)).collect()
     }
 
     /// Whether a VMI is on this node.

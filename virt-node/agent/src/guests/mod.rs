@@ -18,7 +18,7 @@ mod follow;
 mod growth;
 mod host_devices;
 mod hotplug;
-mod instance;
+pub(crate) mod instance;
 mod interfaces;
 mod launch;
 mod network;

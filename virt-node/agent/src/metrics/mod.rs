@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use api::launcher::Stats;
 use api::names::METRICS_PATH;
+use cluster::Key;
 use http::StatusCode;
 use serde_json::Value;
 use serve::metrics::Page;
@@ -21,6 +22,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::error::Result;
 use crate::guests::controller::Controller;
+use crate::guests::instance::Instance;
 use crate::guests::osinfo;
 use crate::guests::talk::Talk;
 use crate::streams::Sessions;
@@ -55,9 +57,11 @@ pub(crate) fn router(controller: &Arc<Controller>, sessions: &Sessions, ready: &
         let ready = ready.load(Ordering::Relaxed);
         async move {
             let text = shared(&last, async {
-                let reports = reports(&controller).await;
+                let instances = controller.running();
+                let reports = reports(&controller, &instances).await;
                 let mut page = Page::default();
                 page::write(&mut page, controller.node(), &reports);
+                page::write_interfaces(&mut page, controller.node(), &instances);
                 page::write_agent(&mut page, ready, &sessions.counts(|key| controller.is_known(key)));
                 page.text()
             });
@@ -79,10 +83,11 @@ async fn shared(last: &Last, make: impl Future<Output = String>) -> String {
     text
 }
 
-/// The reports of all guests that run, in the order of their names.
-async fn reports(controller: &Arc<Controller>) -> Vec<Report> {
+/// The reports of guests, in the order of their names.
+async fn reports(controller: &Arc<Controller>, instances: &[Arc<Instance>]) -> Vec<Report> {
     let mut asked = JoinSet::new();
-    for key in controller.running() {
+    for instance in instances {
+        let key = Key::new(&instance.namespace, &instance.name);
         let controller = Arc::clone(controller);
         asked.spawn(async move {
             let has_agent = controller.has_agent(&key);

@@ -1,15 +1,18 @@
-//! The metrics of guests, with upstream's names and labels, from libvirt's counters. Pure.
+//! The metrics of guests, with upstream's names and labels, from libvirt's counters and from their objects. Pure.
 //!
 //! Not here: how the counters are read.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use api::kubevirt::{Interface, VirtualMachineInstanceSpec};
 use api::launcher::Stats;
 use serde_json::Value;
 use serve::metrics::{Kind, Page};
 
 use super::Report;
+use crate::guests::instance::Instance;
 use crate::streams::Counts;
 
 /// How a counter becomes a metric's value.
@@ -387,6 +390,71 @@ fn write_filesystems(page: &mut Page, node: &str, reports: &[Report]) {
     }
 }
 
+/// Writes the network interfaces of a node's guests, as their objects have them.
+pub(super) fn write_interfaces(page: &mut Page, node: &str, instances: &[Arc<Instance>]) {
+    let name = "kubevirt_vmi_status_addresses";
+    page.begin(name, Gauge, "The addresses of a VirtualMachineInstance, and the type of each.");
+    for instance in instances {
+        // A status may name one twice, and Prometheus refuses a page with the same sample twice.
+        let mut seen = BTreeSet::new();
+        let interfaces = instance.status.get("interfaces").and_then(Value::as_array);
+        for one in interfaces.into_iter().flatten() {
+            let text = |key: &str| one.get(key).and_then(Value::as_str).unwrap_or_default();
+            let of = (text("name"), text("ipAddress"));
+            let (network, address) = of;
+            if address.is_empty() || !seen.insert(of) {
+                continue;
+            }
+            let labels = [
+                ("node", node),
+                ("namespace", instance.namespace.as_str()),
+                ("name", instance.name.as_str()),
+                ("network_name", network),
+                ("address", address),
+                ("type", "InternalIP"),
+            ];
+            page.sample(name, &labels, 1);
+        }
+    }
+    let name = "kubevirt_vmi_vnic_info";
+    page.begin(name, Gauge, "Network interfaces of a VirtualMachineInstance: binding and network of each.");
+    for instance in instances {
+        for one in &instance.spec.domain.devices.interfaces {
+            let (Some((kind, binding)), Some(network)) = (binding(one), network(&instance.spec, &one.name))
+            else {
+                continue;
+            };
+            let labels = [
+                ("name", instance.name.as_str()),
+                ("namespace", instance.namespace.as_str()),
+                ("vnic_name", one.name.as_str()),
+                ("binding_type", kind),
+                ("network", network),
+                ("binding_name", binding),
+            ];
+            page.sample(name, &labels, 1);
+        }
+    }
+}
+
+/// Type and name of an interface's binding.
+fn binding(interface: &Interface) -> Option<(&'static str, &str)> {
+    let Interface { masquerade, bridge, sriov, binding, .. } = interface;
+    if let Some(plugin) = binding {
+        return Some(("plugin", plugin.name.as_str()));
+    }
+    let core =
+        [("masquerade", masquerade.is_some()), ("bridge", bridge.is_some()), ("sriov", sriov.is_some())];
+    core.into_iter().find(|(_, set)| *set).map(|(name, _)| ("core", name))
+}
+
+/// The network of an interface: its definition's name.
+fn network<'a>(spec: &'a VirtualMachineInstanceSpec, interface: &str) -> Option<&'a str> {
+    let network = spec.networks.iter().find(|network| network.name == interface)?;
+    let multus = network.multus.as_ref().map(|multus| multus.network_name.as_str());
+    multus.or_else(|| network.pod.as_ref().map(|_| "pod networking"))
+}
+
 /// Writes the metrics of the agent itself, and of the streams that it serves.
 pub(super) fn write_agent(page: &mut Page, ready: bool, counts: &Counts) {
     let help = "Indication for a virt-handler that is ready to serve requests.";
@@ -515,6 +583,53 @@ mod tests {
         let sorted: BTreeSet<&str> = samples.iter().copied().collect();
         assert_eq!(sorted, wanted.iter().map(String::as_str).collect::<BTreeSet<_>>());
         assert_eq!(samples.len(), wanted.len(), "no sample is there twice");
+    }
+
+    #[test]
+    fn interfaces_are_those_of_the_objects() {
+        let instance = Instance {
+            namespace: "n".to_owned(),
+            name: "a".to_owned(),
+            spec: serde_json::from_value(json!({
+                "domain": {"devices": {"interfaces": [
+                    {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}},
+                    {"name": "fast", "binding": {"name": "passt"}}, {"name": "none"},
+                ]}},
+                "networks": [
+                    {"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "n/lan"}},
+                    {"name": "fast", "multus": {"networkName": "fast"}}, {"name": "none", "pod": {}},
+                ],
+            }))
+            .unwrap(),
+            status: json!({"interfaces": [
+                {"name": "default", "ipAddress": "10.0.0.7"}, {"name": "default", "ipAddress": "10.0.0.7"},
+                {"name": "lan", "ipAddress": ""}, {"name": "lan"}, {"name": "lan", "ipAddress": "fd00::7"},
+            ]}),
+            ..Instance::default()
+        };
+        let mut page = Page::default();
+        write_interfaces(&mut page, "node1", &[Arc::new(instance)]);
+        let text = page.text();
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let address = |network: &str, address: &str| {
+            let guest = r#"node="node1",namespace="n",name="a""#;
+            let of = format!(r#"network_name="{network}",address="{address}",type="InternalIP""#);
+            format!("kubevirt_vmi_status_addresses{{{guest},{of}}} 1")
+        };
+        let card = |card: &str, kind: &str, network: &str, binding: &str| {
+            let of = format!(
+                r#"vnic_name="{card}",binding_type="{kind}",network="{network}",binding_name="{binding}""#
+            );
+            format!(r#"kubevirt_vmi_vnic_info{{name="a",namespace="n",{of}}} 1"#)
+        };
+        let wanted = [
+            address("default", "10.0.0.7"),
+            address("lan", "fd00::7"),
+            card("default", "core", "pod networking", "masquerade"),
+            card("lan", "core", "n/lan", "bridge"),
+            card("fast", "plugin", "fast", "passt"),
+        ];
+        assert_eq!(samples, wanted);
     }
 
     #[test]
