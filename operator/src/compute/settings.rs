@@ -162,8 +162,8 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
     }
 }
 
-/// Applies changes of the KubeVirt object. Pods that are created from then on follow them; all VMs follow at once how they
-/// are to have their instance types.
+/// Applies changes of the KubeVirt object. Pods that are created from then on follow them; all VMs follow at once how
+/// they are to have their instance types.
 pub(super) async fn keep(
     context: Arc<Context>,
     configuration: Cache<KubeVirt>,
