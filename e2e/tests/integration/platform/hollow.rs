@@ -311,6 +311,7 @@ fn reported(object: &Value, phase: &str) -> Value {
     let new = [
         ("Ready", "True", ""),
         ("LiveMigratable", "False", "MigrationNotSupported"),
+        ("StorageLiveMigratable", "False", "NotMigratable"),
         ("SoftwareEmulation", "False", ""),
     ];
     let mut conditions = before["conditions"].as_array().cloned().unwrap_or_default();

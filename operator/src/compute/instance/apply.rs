@@ -14,7 +14,7 @@ use super::event;
 use super::hotplug;
 use super::patch::{Patch, patch};
 use super::plan::{Observed, Plan, Step, plan};
-use super::status::{CreateError, status};
+use super::status::status;
 use crate::compute::caches::{CLAIMS, INSTANCES, LAUNCHERS, PODS};
 use crate::compute::clock;
 use crate::compute::context::Context;
@@ -174,15 +174,13 @@ async fn act(
             Ok(false) => {}
             Err(Failed::Behind) => return Outcome::Retry,
             Err(Failed::Refused { message, again }) => {
-                let message = event::refusal(instance, message);
-                tracing::warn!(vmi = %key, ?step, error = message, "cannot reconcile the instance; retrying");
+                let (error, event) = event::refused(step, instance, message);
+                tracing::warn!(vmi = %key, ?step, error = error.message, "cannot reconcile the instance; retrying");
                 let before = condition(&instance.status.conditions, "Synchronized");
-                if before.is_none_or(|before| before.message.as_deref() != Some(message.as_str())) {
-                    context.record(API_VERSION, KIND, meta, &event::failed(&message));
+                if before.is_none_or(|before| before.message.as_deref() != Some(error.message.as_str())) {
+                    context.record(API_VERSION, KIND, meta, &event);
                 }
-                let state = *step == Step::CreateState;
-                let reason = if state { "FailedBackendStorageCreate" } else { "FailedCreate" };
-                refused = Some(CreateError { reason, message });
+                refused = Some(error);
                 retry |= again;
             }
         }

@@ -1,6 +1,7 @@
 //! Events of VirtualMachineInstances. Pure.
 
 use super::plan::{Plan, Step};
+use super::status::CreateError;
 use crate::compute::event::Event;
 use crate::compute::launcher::{Purpose, pod_name};
 use crate::view::Instance;
@@ -33,8 +34,39 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
 /// The API server's refusal of a pod that the level of its namespace does not allow.
 const NOT_ALLOWED: &str = "violates PodSecurity";
 
+/// Why a step could not be done, for the instance's status, and its event.
+pub(super) fn refused(step: &Step, instance: &Instance, error: String) -> (CreateError, Event) {
+    let refusal = refusal(instance, error);
+    let (reason, message, event) = match step {
+        Step::CreateAttachment { .. } => {
+            let event = Event::warning("FailedCreate", format!("Error creating attachment pod: {refusal}"));
+            ("FailedCreate", format!("Error creating attachment pod {refusal}"), event)
+        }
+        Step::DeleteAttachment { .. } => {
+            let message = format!("failed to delete attachment pods: {refusal}");
+            ("FailedHotplugSync", message.clone(), Event::warning("FailedHotplugSync", message))
+        }
+        Step::CreateState => {
+            let event = failed(&refusal);
+            ("FailedBackendStorageCreate", refusal, event)
+        }
+        Step::CreatePod
+        | Step::CreateProvisioner
+        | Step::DeletePod { .. }
+        | Step::Gate { .. }
+        | Step::ConfirmPods
+        | Step::Release(_)
+        | Step::Wait(_) => {
+            let event = failed(&refusal);
+            ("FailedCreate", refusal, event)
+        }
+    };
+    let attachment = matches!(step, Step::CreateAttachment { .. } | Step::DeleteAttachment { .. });
+    (CreateError { reason, message, attachment }, event)
+}
+
 /// The reason why a pod could not be created, for the instance's status.
-pub(super) fn refusal(instance: &Instance, error: String) -> String {
+fn refusal(instance: &Instance, error: String) -> String {
     let meta = &instance.metadata;
     match error.contains(NOT_ALLOWED) {
         true => format!(
@@ -46,7 +78,7 @@ pub(super) fn refusal(instance: &Instance, error: String) -> String {
 }
 
 /// The event of a pod that could not be created, for this reason.
-pub(super) fn failed(refusal: &str) -> Event {
+fn failed(refusal: &str) -> Event {
     let message = match refusal.contains(NOT_ALLOWED) {
         true => format!("failed to render launch manifest: {refusal}"),
         false => format!("Error creating pod: {refusal}"),

@@ -11,8 +11,9 @@ use crate::compute::{clock, conditions};
 use crate::view::{Condition, InterfaceStatus, PhaseTransition, Pod, condition, is_false, is_true};
 
 /// Reasons of Synchronized=False that the controller sets, and removes when they no longer hold.
-const OWN_REASONS: [&str; 7] = [
+const OWN_REASONS: [&str; 8] = [
     "FailedCreate",
+    "FailedHotplugSync",
     "FailedBackendStorageCreate",
     "FailedPvcNotFound",
     "ErrImagePull",
@@ -23,11 +24,13 @@ const OWN_REASONS: [&str; 7] = [
 /// User that a guest runs as.
 const RUNTIME_USER: u32 = 107;
 
-/// Why no launcher pod, or no claim that it needs, could be created.
+/// Why no launcher pod, or no claim that it needs, could be created, or no attachment pod created or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CreateError {
     pub(super) reason: &'static str,
     pub(super) message: String,
+    /// It is about the attachment pod of a guest that runs.
+    pub(super) attachment: bool,
 }
 
 /// The part of a status that the controller decides on.
@@ -121,10 +124,16 @@ fn all_conditions(observed: &Observed<'_>, phase: &str, error: Option<&CreateErr
     } else {
         conditions::remove(&mut all, "Provisioning");
         conditions::remove(&mut all, "PodScheduled");
-        if is_false(&all, "Synchronized").is_some_and(|reason| OWN_REASONS.contains(&reason))
-            && phase == "Scheduled"
-        {
-            conditions::remove(&mut all, "Synchronized");
+        let ours = is_false(&all, "Synchronized").is_some_and(|reason| OWN_REASONS.contains(&reason));
+        match error.filter(|error| error.attachment) {
+            // What the agent reports of the guest is more than a volume that does not come or go.
+            Some(error) if ours || is_false(&all, "Synchronized").is_none() => {
+                conditions::set(&mut all, "Synchronized", "False", error.reason, &error.message, now);
+            }
+            None if ours && matches!(phase, "Scheduled" | "Running") => {
+                conditions::remove(&mut all, "Synchronized");
+            }
+            Some(_) | None => {}
         }
     }
     if phase == "Failed"

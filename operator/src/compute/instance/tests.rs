@@ -407,7 +407,7 @@ fn conditions_report_why_an_instance_waits() {
     ] {
         assert_eq!(conditions(&scene, None), wanted, "{name}");
     }
-    let error = CreateError { reason: "FailedCreate", message: "exceeded quota".into() };
+    let error = CreateError { reason: "FailedCreate", message: "exceeded quota".into(), attachment: false };
     assert_eq!(conditions(&new(), Some(&error)), ["Synchronized=False/FailedCreate", no_pod]);
 }
 
@@ -434,7 +434,7 @@ fn problem_that_is_solved_is_removed() {
 
 #[test]
 fn failed_creation_keeps_the_phase() {
-    let error = CreateError { reason: "FailedCreate", message: "no".into() };
+    let error = CreateError { reason: "FailedCreate", message: "no".into(), attachment: false };
     Scene::new(instance("Pending"), &[]).with(|observed, plan| {
         assert_eq!(status(observed, plan, Some(&error)).phase, "Pending");
         assert_eq!(status(observed, plan, None).phase, "Scheduling");
@@ -729,9 +729,47 @@ fn pod_that_the_namespace_does_not_allow_names_the_namespace() {
             ),
         ),
     ] {
-        let refusal = event::refusal(&instance, error.to_owned());
-        assert_eq!(refusal, status);
-        let event = event::failed(&refusal);
+        let (refused, event) = event::refused(&Step::CreatePod, &instance, error.to_owned());
+        assert_eq!((refused.message, refused.attachment), (status, false));
         assert_eq!((event.reason, event.message), ("FailedCreate", text));
+    }
+}
+
+#[test]
+fn volume_that_cannot_come_or_go_is_a_condition_of_a_guest_that_runs() {
+    let running = |conditions: Value| {
+        let mut instance = instance("Running");
+        instance["status"]["conditions"] = conditions;
+        Scene::new(instance, &[pod("Running", true)])
+    };
+    let plain: Instance = read(instance("Running"));
+    let create = Step::CreateAttachment { volume: "v".into(), claim: "c".into(), pod: "p".into() };
+    let delete = Step::DeleteAttachment { name: "p".into(), uid: "u".into(), volume: "v".into() };
+    let refused = |step: &Step| event::refused(step, &plain, "no".to_owned());
+    let (failed, event) = refused(&create);
+    assert_eq!(
+        (failed.reason, failed.message.as_str()),
+        ("FailedCreate", "Error creating attachment pod no")
+    );
+    assert_eq!((event.reason, event.message.as_str()), ("FailedCreate", "Error creating attachment pod: no"));
+    let ready = "Ready=True/";
+    let none = || running(json!([]));
+    assert_eq!(conditions(&none(), Some(&failed)), ["Synchronized=False/FailedCreate", ready]);
+    let (failed, event) = refused(&delete);
+    assert_eq!(
+        (event.reason, event.message.as_str()),
+        ("FailedHotplugSync", "failed to delete attachment pods: no")
+    );
+    assert_eq!(conditions(&none(), Some(&failed)), ["Synchronized=False/FailedHotplugSync", ready]);
+    // A pod that is deleted with the guest is not about a volume.
+    let (other, _) = refused(&Step::DeletePod { name: "p".into(), uid: "u".into() });
+    assert_eq!(conditions(&none(), Some(&other)), [ready]);
+    let ours = running(json!([{"type": "Synchronized", "status": "False", "reason": "FailedHotplugSync"}]));
+    assert_eq!(conditions(&ours, None), [ready]);
+    let agents = "Synchronizing with the Domain failed.";
+    let domain = json!([{"type": "Synchronized", "status": "False", "reason": agents}]);
+    let kept = [format!("Synchronized=False/{agents}"), ready.to_owned()];
+    for error in [None, Some(&failed)] {
+        assert_eq!(conditions(&running(domain.clone()), error), kept);
     }
 }

@@ -57,7 +57,7 @@ pub(in crate::compute) fn words(observed: &Observed<'_>, progress: &Progress) ->
 fn failure(observed: &Observed<'_>) -> Option<CreateError> {
     let before = condition(&observed.instance.status.conditions, "Synchronized")?;
     let reason = FAILURES.into_iter().find(|reason| before.reason.as_deref() == Some(reason))?;
-    Some(CreateError { reason, message: before.message.clone().unwrap_or_default() })
+    Some(CreateError { reason, message: before.message.clone().unwrap_or_default(), attachment: false })
 }
 
 fn phase(observed: &Observed<'_>, after: &Desired) -> String {

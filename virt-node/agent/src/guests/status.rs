@@ -147,35 +147,39 @@ fn ready(status: &mut Status, pod: &Pod, runs: bool) {
     words::pod::ready(&mut status.conditions, Some(pod), runs, paused);
 }
 
-/// LiveMigratable with upstream's reasons, in upstream's order.
+/// LiveMigratable and StorageLiveMigratable with upstream's reasons, in upstream's order. The second leaves out the disks: it
+/// is about a guest whose volumes move with it.
 fn migratable(status: &mut Status, spec: &VirtualMachineInstanceSpec) {
     let pod_network = |name: &str| spec.networks.iter().any(|one| one.name == name && one.pod.is_some());
     let bridged =
         spec.domain.devices.interfaces.iter().any(|one| one.bridge.is_some() && pod_network(&one.name));
-    let claim = spec.volumes.iter().find_map(virt::resolve::claim_of);
-    let (reason, text) = if bridged {
-        (
+    let mut obstacles = Vec::new();
+    if bridged {
+        obstacles.push((
             "InterfaceNotLiveMigratable",
             "cannot migrate VMI which does not use masquerade, bridge with \
              kubevirt.io/allow-pod-bridge-network-live-migration VM annotation or a migratable plugin to connect to the pod \
              network"
                 .to_owned(),
-        )
-    } else if let Some(device) = virt::host_devices::requested(spec).first() {
+        ));
+    }
+    if let Some(device) = virt::host_devices::requested(spec).first() {
         let text = format!("cannot migrate VMI: {} is a device of the node", device.name);
-        ("HostDeviceNotLiveMigratable", text)
-    } else if let Some(claim) = claim {
-        (
-            "DisksNotLiveMigratable",
-            format!(
-                "cannot migrate VMI: PVC {claim} is not shared, live migration requires that all PVCs must be shared (using \
-                 ReadWriteMany access mode)"
-            ),
-        )
-    } else {
-        ("MigrationNotSupported", "this release does not migrate guests".to_owned())
-    };
+        obstacles.push(("HostDeviceNotLiveMigratable", text));
+    }
+    let disks = spec.volumes.iter().find_map(virt::resolve::claim_of).map(|claim| {
+        let text = format!(
+            "cannot migrate VMI: PVC {claim} is not shared, live migration requires that all PVCs must be shared (using \
+             ReadWriteMany access mode)"
+        );
+        ("DisksNotLiveMigratable", text)
+    });
+    let release = || ("MigrationNotSupported", "this release does not migrate guests".to_owned());
+    let (reason, text) = obstacles.first().cloned().or(disks).unwrap_or_else(release);
     condition(&mut status.conditions, "LiveMigratable", false, reason, &text);
+    obstacles.push(release());
+    let all: Vec<String> = obstacles.iter().map(|(reason, text)| format!("{reason}: {text}")).collect();
+    condition(&mut status.conditions, "StorageLiveMigratable", false, "NotMigratable", &all.join(", "));
 }
 
 /// The status of a guest that ended, and its event: whether it is a warning, reason, text.
@@ -192,7 +196,7 @@ pub(crate) fn ended(
         End::NeverStarted => false,
     };
     words::phase(&mut status, if failed { "Failed" } else { "Succeeded" });
-    for kind in ["Paused", "AgentConnected", "LiveMigratable"] {
+    for kind in ["Paused", "AgentConnected", "LiveMigratable", "StorageLiveMigratable"] {
         without(&mut status.conditions, kind);
     }
     condition(&mut status.conditions, "Ready", false, "PodTerminating", "virt-launcher pod is terminating");
@@ -277,6 +281,10 @@ mod tests {
         assert_eq!(of(&status, "Ready"), Some(("True", None)));
         assert_eq!(of(&status, "SoftwareEmulation").unwrap().0, "True");
         assert_eq!(of(&status, "LiveMigratable"), Some(("False", Some("DisksNotLiveMigratable"))));
+        assert_eq!(of(&status, "StorageLiveMigratable"), Some(("False", Some("NotMigratable"))));
+        let of_storage = status.conditions.iter().find(|one| one.kind == "StorageLiveMigratable").unwrap();
+        let text = "MigrationNotSupported: this release does not migrate guests";
+        assert_eq!(of_storage.message.as_deref(), Some(text), "its disks would move with it");
         assert_eq!(status.phase_transition_timestamps.len(), 1);
         // The same facts later, as after an agent's restart, change nothing.
         known.started = None;
