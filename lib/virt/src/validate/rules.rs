@@ -234,7 +234,7 @@ pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
     }
 }
 
-/// Whether an annotation says that another program fills the claim of a DataVolume. One machine has no such program.
+/// Whether another program fills the claim of a DataVolume, by its annotation. One machine has no such program.
 fn is_external(metadata: &ObjectMeta, place: Place) -> bool {
     place == Place::Cluster
         && metadata.annotations.get(EXTERNAL_POPULATION).is_some_and(|value| value == "true")

@@ -126,7 +126,7 @@ fn all_conditions(observed: &Observed<'_>, phase: &str, error: Option<&CreateErr
         conditions::remove(&mut all, "PodScheduled");
         let ours = is_false(&all, "Synchronized").is_some_and(|reason| OWN_REASONS.contains(&reason));
         match error.filter(|error| error.attachment) {
-            // What the agent reports of the guest is more than a volume that does not come or go.
+            // The agent's report about the guest is more than a volume that does not come or go.
             Some(error) if ours || is_false(&all, "Synchronized").is_none() => {
                 conditions::set(&mut all, "Synchronized", "False", error.reason, &error.message, now);
             }

@@ -147,8 +147,8 @@ fn ready(status: &mut Status, pod: &Pod, runs: bool) {
     words::pod::ready(&mut status.conditions, Some(pod), runs, paused);
 }
 
-/// LiveMigratable and StorageLiveMigratable with upstream's reasons, in upstream's order. The second leaves out the disks: it
-/// is about a guest whose volumes move with it.
+/// LiveMigratable and StorageLiveMigratable with upstream's reasons, in upstream's order. The second leaves out the disks: they
+/// would move with the guest.
 fn migratable(status: &mut Status, spec: &VirtualMachineInstanceSpec) {
     let pod_network = |name: &str| spec.networks.iter().any(|one| one.name == name && one.pod.is_some());
     let bridged =

@@ -35,7 +35,7 @@ fn machine_without_serial_console_and_screen_runs_and_refuses_both() {
 }
 
 #[test]
-fn guest_whose_watchdog_expires_is_switched_off() {
+fn expired_watchdog_switches_the_guest_off() {
     let namespace = "watchdog";
     PLACE.namespace(namespace);
     // An agent that is replaced has no event to write.

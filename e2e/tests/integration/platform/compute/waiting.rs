@@ -51,7 +51,7 @@ fn seconds(time: &Value) -> i64 {
     time.as_str().unwrap().parse::<Timestamp>().unwrap().as_second()
 }
 
-/// Waits for a launcher pod other than `before` whose instance waits for it.
+/// Waits for a launcher pod other than `before`, for which the instance waits.
 #[track_caller]
 fn next_pod(namespace: &str, before: Option<&Value>) -> Value {
     PLACE.until(namespace, "another launcher pod", || {
