@@ -29,6 +29,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, statx};
 
@@ -54,6 +55,8 @@ pub(crate) const BLOCK: &str = "block";
 pub(crate) const IMAGE: &str = "image";
 /// The folder of a snapshot's files.
 pub(crate) const DATA: &str = "data";
+/// How long the free bytes of a filesystem count after they were read: programs other than the driver write, too.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// A configured pool, there or not.
 #[derive(Debug)]
@@ -119,7 +122,13 @@ pub(crate) struct Open<'a> {
     pub(crate) root: Dir,
     /// `.hpp-csi`.
     pub(crate) own: Dir,
-    numbers: StatVfs,
+    numbers: Numbers,
+}
+
+/// The numbers of a filesystem, and when they were read.
+struct Numbers {
+    of: StatVfs,
+    at: Instant,
 }
 
 /// A volume that is there.
@@ -180,7 +189,7 @@ impl Pool {
     }
 
     /// Opens the pool's path and reads its state.
-    fn inspect(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
+    fn inspect(&self) -> Result<(Dir, Option<Dir>, Numbers, Mark)> {
         let path = &self.config.path;
         let missing = || Error::new(Kind::NotReady, format!("{} does not exist", path.display()));
         // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.
@@ -191,16 +200,18 @@ impl Pool {
                 format!("its filesystem is not mounted at {} yet", path.display()),
             ));
         }
-        let numbers = fstatvfs(&root).map_err(|error| {
+        let at = Instant::now();
+        let of = fstatvfs(&root).map_err(|error| {
             Error::io(format!("read the size and free space of {}", path.display()), error)
         })?;
+        let numbers = Numbers { of, at };
         let own = root.dir(OWN)?;
         let mark = Mark::of(&root, own.as_ref(), &numbers)?;
         Ok((root, own, numbers, mark))
     }
 
     /// Looks at a filesystem that is new to us. One caller does it, others wait.
-    fn find_out(&self, root: Dir, numbers: StatVfs, read_only: bool) -> Result<Open<'_>> {
+    fn find_out(&self, root: Dir, numbers: Numbers, read_only: bool) -> Result<Open<'_>> {
         let mut slot = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(known), Some(own)) = (slot.clone(), root.dir(OWN)?)
             && known.mark == Mark::of(&root, Some(&own), &numbers)?
@@ -272,7 +283,7 @@ impl Pool {
 
 impl Mark {
     /// The mark of the pool in `root`; what is missing there is no part of it.
-    fn of(root: &Dir, own: Option<&Dir>, numbers: &StatVfs) -> Result<Self> {
+    fn of(root: &Dir, own: Option<&Dir>, numbers: &Numbers) -> Result<Self> {
         let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | StatxFlags::BTIME;
         let look = |folder: &Dir| {
             statx(folder, "", AtFlags::EMPTY_PATH, flags)
@@ -288,7 +299,7 @@ impl Mark {
         Ok(Self {
             device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
             mount: found.stx_mnt_id,
-            read_only: numbers.f_flag.contains(StatVfsMountFlags::RDONLY),
+            read_only: numbers.of.f_flag.contains(StatVfsMountFlags::RDONLY),
             folders: [born(&found), own.as_ref().map_or((0, 0, 0), born)],
         })
     }
@@ -360,8 +371,9 @@ impl Open<'_> {
 
     /// Bytes of the filesystem, and those of it that unprivileged processes can still write.
     pub(crate) fn size_and_free(&self) -> (u64, u64) {
-        let bytes = |blocks: u64| blocks.saturating_mul(self.numbers.f_frsize);
-        (bytes(self.numbers.f_blocks), bytes(self.numbers.f_bavail))
+        let numbers = &self.numbers.of;
+        let bytes = |blocks: u64| blocks.saturating_mul(numbers.f_frsize);
+        (bytes(numbers.f_blocks), bytes(numbers.f_bavail))
     }
 
     /// An error about an operation that needs `asked` bytes; when the pool has no room, the error adds how much there is.
@@ -374,7 +386,7 @@ impl Open<'_> {
     /// Bytes in use now.
     pub(crate) fn used_now(&self) -> u64 {
         let now = fstatvfs(&self.root).ok();
-        let numbers = now.as_ref().unwrap_or(&self.numbers);
+        let numbers = now.as_ref().unwrap_or(&self.numbers.of);
         numbers.f_blocks.saturating_sub(numbers.f_bfree).saturating_mul(numbers.f_frsize)
     }
 
@@ -396,36 +408,65 @@ impl Open<'_> {
 
     /// The same, by the accounts alone: without a system call per volume.
     pub(crate) fn room_by_accounts(&self) -> Room {
-        let others = self.others();
+        let others = self.elsewhere(Accounting::outstanding);
         self.room_by(&self.known.book(), others)
     }
 
-    /// Bytes that volumes of other pools on this filesystem may still take. The caller has no account locked.
-    pub(crate) fn others(&self) -> u64 {
-        self.pool.neighbours.outstanding(&self.pool.config.name, self.known.mark.device)
+    /// The same, by the book in hand; volumes of other pools may still take `others`.
+    pub(crate) fn room_by(&self, book: &Accounting, others: u64) -> Room {
+        // The pool was opened before others wrote, and before what is in the book.
+        let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
+        Room {
+            free,
+            others,
+            promised: book.promised(),
+            outstanding: book.outstanding(),
+            ..self.empty_room(book)
+        }
+    }
+
+    /// The least room that there can be, by the book in hand: as if no volume had written any of the bytes promised to it, here
+    /// and in other pools (`promised_elsewhere`). It needs no system call: bytes that were free when the pool was opened, and
+    /// that the driver has taken since, are part of a promise. `None` when the pool was opened too long ago, or other nodes
+    /// write to it.
+    pub(crate) fn least_room(&self, book: &Accounting, promised_elsewhere: u64) -> Option<Room> {
+        if self.pool.config.shared || self.numbers.at.elapsed() > FRESH {
+            return None;
+        }
+        let promised = book.promised();
+        let free = self.size_and_free().1;
+        Some(Room {
+            free,
+            others: promised_elsewhere,
+            promised,
+            outstanding: promised,
+            ..self.empty_room(book)
+        })
+    }
+
+    /// The room of a pool without volumes, on a filesystem without free bytes.
+    fn empty_room(&self, book: &Accounting) -> Room {
+        Room {
+            capacity: self.pool.config.capacity,
+            size: self.size_and_free().0,
+            free: 0,
+            foreign: book.foreign,
+            promised: 0,
+            outstanding: 0,
+            others: 0,
+            reserve: self.pool.config.reserve,
+            overcommit: self.pool.config.overcommit,
+        }
+    }
+
+    /// What `count` gives for all other pools on this filesystem. The caller has no account locked.
+    pub(crate) fn elsewhere(&self, count: fn(&Accounting) -> u64) -> u64 {
+        self.pool.neighbours.sum(&self.pool.config.name, self.known.mark.device, count)
     }
 
     /// Bytes that a volume owns alone and that sharing them would have it take again.
     pub(crate) fn owned(&self, id: &Id) -> u64 {
         self.known.book().volumes.get(id).map_or(0, accounting::VolumeAccount::to_share)
-    }
-
-    /// The same, by the book in hand.
-    pub(crate) fn room_by(&self, book: &Accounting, others: u64) -> Room {
-        let size = self.size_and_free().0;
-        // The pool was opened before others wrote, and before what is in the book.
-        let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
-        Room {
-            capacity: self.pool.config.capacity,
-            size,
-            free,
-            foreign: book.foreign,
-            promised: book.promised(),
-            outstanding: book.outstanding(),
-            others,
-            reserve: self.pool.config.reserve,
-            overcommit: self.pool.config.overcommit,
-        }
     }
 
     /// The volume `id`, if it is here.

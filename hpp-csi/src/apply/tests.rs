@@ -17,7 +17,7 @@ use crate::sys;
 use crate::testing::place::{Place, loops, mounts, run};
 use crate::testing::{driver, eventually, id, names};
 
-use super::{publish, upkeep, volume};
+use super::{publish, room, upkeep, volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -426,4 +426,24 @@ fn a_snapshot_takes_the_room_that_its_volume_may_need_again() {
         trash::empty(&open).unwrap();
         eventually("all is to be had again, without a look", || near(available(), all));
     }
+}
+
+#[test]
+fn volumes_are_looked_at_only_where_the_promises_leave_too_little_room() {
+    let place = Place::new("xfs", 1 << 30);
+    let driver = driver(&place, r#","reserve":"0""#);
+    let name = id("v");
+    driver.volumes.create(&volume(&name, 100, &device())).unwrap();
+    let file = OpenOptions::new().write(true).open(place.pool().join(".hpp-csi/block/v")).unwrap();
+    file.write_all_at(&vec![7; 60 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    let open = driver.pools.all[0].open().unwrap();
+    let used = || open.known.book().volumes[&name].used;
+    // As if none of the 100 MiB was written.
+    let least = open.room_by_accounts().available();
+    drop(room::promise(&open, least - 4 * MIB).unwrap());
+    assert!(used() < MIB, "{}", used());
+    drop(room::promise(&open, least + 50 * MIB).unwrap());
+    assert!(used() >= 60 * MIB, "{}", used());
+    assert_eq!(room::promise(&open, least + 70 * MIB).unwrap_err().kind(), Kind::Exhausted);
 }
