@@ -130,12 +130,11 @@ fn by_quota(open: &Open<'_>, project: Option<u32>) -> Result<Option<u64>> {
 pub(crate) fn measure(open: &Open<'_>, budget: &mut tree::Budget, only: Option<&HashSet<Id>>) -> Result<()> {
     let (lines, sharing) = {
         let book = open.known.book();
-        let lines: Vec<_> =
-            book.volumes.iter().map(|(id, line)| (id.clone(), line.shape, line.record.clone())).collect();
+        let wanted = book.volumes.iter().filter(|(id, _)| only.is_none_or(|only| only.contains(*id)));
+        let lines: Vec<_> = wanted.map(|(id, line)| (id.clone(), line.shape, line.record.clone())).collect();
         (lines, if open.known.sharing { book.sharing() } else { HashSet::new() })
     };
-    for (id, shape, record) in lines.into_iter().filter(|(id, ..)| only.is_none_or(|only| only.contains(id)))
-    {
+    for (id, shape, record) in lines {
         let Some(usage) = usage(open, &id, shape, record.as_ref(), sharing.contains(&id), budget)? else {
             continue;
         };
