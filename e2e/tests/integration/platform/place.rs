@@ -106,23 +106,6 @@ impl Place {
         self.kubectl(&["replace", "--raw", &path, "-f", body.to_str().unwrap()]).map(drop)
     }
 
-    /// A line of `/proc/PID/status` (such as `RssAnon:`) of the pod's process that has most, in KiB; none of a pod that is
-    /// gone.
-    pub(crate) fn memory(uid: &str, line: &str) -> Option<u64> {
-        let scope = uid.replace('-', "_");
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let of_process = |process: fs::DirEntry| {
-            let groups = fs::read_to_string(process.path().join("cgroup")).ok()?;
-            if !groups.contains(uid) && !groups.contains(&scope) {
-                return None;
-            }
-            let status = fs::read_to_string(process.path().join("status")).ok()?;
-            let value = status.lines().find_map(|one| one.strip_prefix(line))?;
-            value.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-        };
-        processes.filter_map(of_process).max()
-    }
-
     /// Waits until `found` gives something.
     #[track_caller]
     pub(crate) fn until<T>(&self, namespace: &str, wanted: &str, mut found: impl FnMut() -> Option<T>) -> T {

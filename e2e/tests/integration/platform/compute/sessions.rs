@@ -8,18 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster::Resource;
+use e2e::processes::Memory;
 use serde_json::{Value, json};
 
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::{create, create_with, until_answers};
-use crate::platform::place::{PLACE, PODS, Place};
+use crate::platform::place::{PLACE, PODS};
 use crate::platform::streams::Streams;
 
 const NAMESPACE: &str = "sessions";
 const PLATFORM: &str = "kubevirt-hyperconverged";
 const BINDINGS: Resource = Resource::namespaced("rbac.authorization.k8s.io", "v1", "rolebindings");
-/// Most memory of a process that is its own, in KiB.
+/// Most anonymous memory of a pod, in KiB.
 const MEMORY_MAX: u64 = 128 << 10;
 /// Forwarded ports at once.
 const PORTS: usize = 20;
@@ -43,7 +44,7 @@ fn pods() -> Vec<(String, String)> {
     PLACE.list(PODS, PLATFORM).iter().filter_map(named).collect()
 }
 
-/// Does `work`; gives the most memory that each pod's process had during it, in KiB.
+/// Does `work`; gives the most memory that each pod had during it, in KiB.
 fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
     let mut most: Vec<(String, String, u64)> = pods().into_iter().map(|(name, uid)| (name, uid, 0)).collect();
     let over = AtomicBool::new(false);
@@ -52,7 +53,7 @@ fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
             while !over.load(Ordering::Relaxed) {
                 for (_, uid, most) in &mut most {
                     // Other tests replace pods.
-                    *most = (*most).max(Place::memory(uid, "RssAnon:").unwrap_or_default());
+                    *most = (*most).max(Memory::of_pod(uid).unwrap_or_default().anonymous);
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
