@@ -34,7 +34,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 /// A cluster with the platform.
 pub(crate) struct Place {
     pub(crate) cluster: Cluster,
-    client: Client,
+    /// The administrator.
+    pub(crate) client: Client,
     /// Time from the first object to Available.
     pub(crate) installed: Duration,
     /// Whether a VM was accepted at that moment.
