@@ -469,3 +469,25 @@ fn a_clone_takes_the_room_that_its_source_has_written_since_it_was_looked_at() {
     driver.volumes.delete(&id("other")).unwrap();
     driver.volumes.create(&clone).unwrap();
 }
+
+#[test]
+fn deleted_folders_and_files_are_removed_even_if_they_are_immutable() {
+    let place = Place::new("xfs", 1 << 30);
+    let driver = driver(&place, "");
+    let name = id("v");
+    driver.volumes.create(&volume(&name, 64, &mounted())).unwrap();
+    let trash = place.pool().join(".hpp-csi/trash/node1");
+    let (volume, left) = (place.pool().join("v"), trash.join("left"));
+    fs::create_dir_all(volume.join("full/deep")).unwrap();
+    fs::write(volume.join("full/deep/file"), "kept").unwrap();
+    for folder in [&volume.join("empty"), &left] {
+        fs::create_dir(folder).unwrap();
+    }
+    for path in ["full/deep/file", "full/deep", "full", "empty"].map(|path| volume.join(path)) {
+        run("chattr", &["+i", path.to_str().unwrap()]);
+    }
+    run("chattr", &["+i", left.to_str().unwrap()]);
+    driver.volumes.delete(&name).unwrap();
+    assert_eq!(trash::empty(&driver.pools.all[0].open().unwrap()).unwrap(), 0);
+    assert_eq!(names(&trash), [] as [&str; 0]);
+}
