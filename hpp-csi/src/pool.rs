@@ -491,7 +491,7 @@ impl Open<'_> {
         }
     }
 
-    /// What `count` gives for all other pools on this filesystem. The caller has no account locked.
+    /// The sum of `count` over all other pools on this filesystem. The caller has no account locked.
     pub(crate) fn elsewhere(&self, count: fn(&Accounting) -> u64) -> u64 {
         self.pool.neighbours.sum(&self.pool.config.name, self.known.mark.device, count)
     }

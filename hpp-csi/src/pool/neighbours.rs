@@ -22,7 +22,7 @@ impl Neighbours {
         opened.insert(pool.to_owned(), (device, Arc::downgrade(known)));
     }
 
-    /// The sum of what `count` gives for the other pools on the filesystem `device`. The caller has no account locked.
+    /// The sum of `count` over the other pools on the filesystem `device`. The caller has no account locked.
     pub(super) fn sum(&self, pool: &str, device: u64, count: fn(&Accounting) -> u64) -> u64 {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let others = opened.iter().filter(|(name, (of, _))| *name != pool && *of == device);
