@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use e2e::place::Place;
+use e2e::processes::{self, Memory};
 use places::guest::Dice;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -67,15 +68,11 @@ pub(crate) fn hang(node: &Place) {
 
 /// The operator's process in the pod with this uid, on either node.
 pub(crate) fn operator_of(uid: &str) -> Option<Pid> {
-    let scope = uid.replace('-', "_");
-    let in_pod = |pid: Pid| {
-        let groups = fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
-        groups.contains(uid) || groups.contains(&scope)
-    };
     let second = processes_of(&PLACE.cluster.place().second());
     let all = processes().into_iter().chain(second);
     let operators = all.filter(|(_, line, _)| line.starts_with("/usr/bin/operator "));
-    operators.map(|(pid, ..)| pid).find(|pid| in_pod(*pid))
+    let of_pod = processes::of_pod(uid);
+    operators.map(|(pid, ..)| pid).find(|pid| of_pod.contains(pid))
 }
 
 impl Program {
@@ -253,20 +250,9 @@ fn end_while_the_agent_is_gone(disk: &std::path::Path) {
     PLACE.until_status(NAMESPACE, "vm", "Running");
 }
 
-/// Resident memory of a program: all, and what is its alone, in KiB.
-pub(crate) fn memory(program: Program) -> (u64, u64) {
-    let process = program.process().unwrap();
-    let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap();
-    let line = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
-    };
-    (line("VmRSS:"), line("RssAnon:"))
-}
-
-/// The memory that counts. Code is several times larger in a build for tests: there only the rest of it does.
-pub(crate) fn counted((all, own): (u64, u64)) -> u64 {
-    if e2e::programs::released().unwrap() { all } else { own }
+/// Memory of a program.
+pub(crate) fn memory(program: Program) -> Memory {
+    Memory::of(program.process().unwrap()).unwrap()
 }
 
 /// The operator with many halted VMs and the agent with some guests stay within their memory.
@@ -291,12 +277,13 @@ pub(crate) fn memory_is_bounded() {
     }
     PLACE.until_status(namespace, &format!("halted{}", halted - 1), "Stopped");
     let (operator, agent) = (memory(Program::Operator), memory(Program::Agent));
-    let mib =
-        |(all, own): (u64, u64)| format!("{} MiB resident, {} MiB of it anonymous", all >> 10, own >> 10);
+    let mib = |Memory { resident, anonymous }: Memory| {
+        format!("{} MiB resident, {} MiB of it anonymous", resident >> 10, anonymous >> 10)
+    };
     println!("operator with {halted} halted VMs: {}", mib(operator));
     println!("agent with {running} guests: {}", mib(agent));
-    assert!(counted(operator) <= 64 << 10, "{operator:?}");
-    assert!(counted(agent) <= 48 << 10, "{agent:?}");
+    assert!(operator.counted().unwrap() <= 64 << 10, "{operator:?}");
+    assert!(agent.counted().unwrap() <= 48 << 10, "{agent:?}");
     PLACE.remove_namespace(namespace);
     drop(volumes);
 }
