@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use e2e::Cluster;
 use e2e::place::Place;
 use places::guest::Dice;
 use rustix::process::{Pid, Signal, kill_process};
@@ -53,6 +54,37 @@ pub(crate) fn processes_of(place: &Place) -> Vec<(Pid, String, bool)> {
         (pod || line.contains(&folder)).then_some((pid, line, pod))
     });
     found.collect()
+}
+
+/// The agent's process on a node.
+pub(crate) fn agent_of(node: &Place) -> Option<Pid> {
+    let all = processes_of(node);
+    all.into_iter().find(|(_, line, pod)| Program::Agent.is(line, *pod)).map(|(pid, ..)| pid)
+}
+
+fn api_server_of(cluster: &Cluster) -> Option<Pid> {
+    let is_it = |line: &str| line.split(' ').next().is_some_and(|name| name.ends_with("/kube-apiserver"));
+    let all = processes_of(cluster.place());
+    all.into_iter().find(|(_, line, pod)| !pod && is_it(line)).map(|(pid, ..)| pid)
+}
+
+/// Kills the API server, and stops the next one while it starts: until it continues, connections are refused or hang.
+pub(crate) fn stop_api_server(cluster: &Cluster) -> Pid {
+    cluster.restart_killed("kube-apiserver").unwrap();
+    let old = api_server_of(cluster).unwrap();
+    kill_process(old, Signal::KILL).unwrap();
+    let new = cluster.until("the next API server", || api_server_of(cluster).filter(|new| *new != old));
+    kill_process(new, Signal::STOP).unwrap();
+    new
+}
+
+/// Continues such an API server, and waits until it is ready.
+pub(crate) fn continue_api_server(cluster: &Cluster, server: Pid) {
+    kill_process(server, Signal::CONT).unwrap();
+    cluster.until("the API server is ready", || {
+        let ready = cluster.kubectl().args(["get", "--raw", "/readyz"]).output().unwrap();
+        ready.status.success().then_some(())
+    });
 }
 
 /// Stops the kubelet and the agent of a node, as if it hung; its guests go on.
