@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use api::launch::{Interface, Launch, NicModel};
+use api::launch::{DhcpOptions, Interface, Launch, NicModel};
 use api::launcher::{Answer, Event, Request};
 use api::names::QEMU_ID;
 use dhcproto::{Decodable, Decoder, Encodable, v6};
@@ -83,12 +83,13 @@ impl StandIn {
         // It takes the address, and prints the options.
         let script = self.script(
             "set | grep -E '^(ip|mask|router|dns|mtu|hostname|domain|search|staticroutes|serverid)='\n\
+            set | grep -E '^(bootfile|tftp|ntpsrv)='\n\
             ip addr add $ip/$mask dev $interface\n\
             [ -z \"$router\" ] || ip route add default via $router",
         );
-        let options = ["-O", "mtu", "-O", "search", "-O", "staticroutes"];
+        let options = ["mtu", "search", "staticroutes", "bootfile", "tftp", "ntpsrv"];
         let mut words = vec!["udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "20", "-T", "1", "-s", &script];
-        words.extend(options);
+        words.extend(options.into_iter().flat_map(|option| ["-O", option]));
         self.run("busybox", &words)
     }
 }
@@ -109,7 +110,14 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
     ports.push(Port { tcp: true, number: 80 });
     let attached = attach(&machine.places, &guest).unwrap();
     let launcher = launcher(&attached);
-    launcher.launch(&with_interfaces(launcher.document(HALTS), &attached));
+    let mut document = with_interfaces(launcher.document(HALTS), &attached);
+    document.interfaces[0].dhcp.as_mut().unwrap().options = DhcpOptions {
+        boot_file: Some("boot.efi".to_owned()),
+        tftp_server: Some("tftp.example".to_owned()),
+        ntp_servers: vec!["192.0.2.123".parse().unwrap()],
+        ..DhcpOptions::default()
+    };
+    launcher.launch(&document);
     let capabilities = status_line(launcher.worker(), "CapEff");
     assert_eq!(u64::from_str_radix(&capabilities, 16).unwrap(), 0, "none is needed");
     let place = StandIn::new(&machine, &attached);
@@ -121,6 +129,9 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
         "mtu='1400'",
         "hostname='vm'",
         "search='a.example'",
+        "bootfile='boot.efi'",
+        "tftp='tftp.example'",
+        "ntpsrv='192.0.2.123'",
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }

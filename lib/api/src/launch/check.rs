@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Bus, DEVICES_MAX, Disk, DiskDevice, Firmware, Interface, Launch, LaunchError, Layout, Media,
+    Bus, DEVICES_MAX, DhcpOptions, Disk, DiskDevice, Firmware, Interface, Launch, LaunchError, Layout, Media,
     PROCESSORS_MAX, Slot, Storage, USB_CHANNELS, VERSION,
 };
 
@@ -19,6 +19,8 @@ const FOLDER_MAX: usize = 52;
 const LINK_MAX: usize = 15;
 /// Most resolvers, and most domains to search.
 const RESOLVERS_MAX: usize = 8;
+/// Longest option of DHCPv4, in bytes.
+const OPTION_MAX: usize = 255;
 /// Most routes of an interface.
 const ROUTES_MAX: usize = 64;
 /// Deepest chain of backing files.
@@ -347,6 +349,7 @@ fn check_interface(at: &str, interface: &Interface) -> Result {
     };
     ensure(dhcp.search.iter().all(domain), &field("dhcp.search"), "no names of domains")?;
     ensure(domain(&dhcp.host_name), &field("dhcp.hostName"), "no name of a host")?;
+    check_options(&field("dhcp.options"), &dhcp.options)?;
     let Some(lease) = &dhcp.v4 else { return Ok(()) };
     ensure(lease.prefix <= 32, &field("dhcp.v4.prefix"), "more than 32")?;
     ensure(lease.routes.len() <= ROUTES_MAX, &field("dhcp.v4.routes"), "more than 64")?;
@@ -355,6 +358,15 @@ fn check_interface(at: &str, interface: &Interface) -> Result {
         &field("dhcp.v4.routes"),
         "a prefix of more than 32",
     )
+}
+
+fn check_options(at: &str, options: &DhcpOptions) -> Result {
+    let DhcpOptions { boot_file, tftp_server, ntp_servers, private } = options;
+    let texts = [boot_file, tftp_server].into_iter().flatten().chain(private.values());
+    let fit = texts.map(String::len).chain([ntp_servers.len() * 4]).all(|length| length <= OPTION_MAX);
+    ensure(fit, at, "an option of more than 255 bytes")?;
+    let good = private.keys().all(|number| (224..=254).contains(number));
+    ensure(good, at, "a private option that is not between 224 and 254")
 }
 
 fn layout(layout: &Layout) -> Result {

@@ -125,6 +125,29 @@ pub struct Dhcp {
     pub search: Vec<String>,
     /// The guest's host name.
     pub host_name: String,
+    /// Further options of DHCPv4.
+    #[serde(default, skip_serializing_if = "DhcpOptions::is_empty")]
+    pub options: DhcpOptions,
+}
+
+/// Options of DHCPv4 that the guest's owner adds to those of the network (RFC 2132).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DhcpOptions {
+    /// The boot file (option 67).
+    pub boot_file: Option<String>,
+    /// The server of the boot file (option 66).
+    pub tftp_server: Option<String>,
+    /// NTP servers (option 42).
+    pub ntp_servers: Vec<Ipv4Addr>,
+    /// Options for private use, by number from 224 to 254.
+    pub private: BTreeMap<u8, String>,
+}
+
+impl DhcpOptions {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// An address of IPv4 and the way out.

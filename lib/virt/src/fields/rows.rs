@@ -123,7 +123,6 @@ const INSTANCE: &[Row] = &[
     later("domain.devices.hostDevices[].tag"),
     refused_alone("domain.devices.hostDevices", NO_DEVICES),
     row("domain.devices.interfaces[].binding", Error, "not supported yet: use masquerade or bridge"),
-    later("domain.devices.interfaces[].dhcpOptions"),
     row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has removed it: use bridge"),
     row("domain.devices.interfaces[].passt", Error, "KubeVirt has removed it: use masquerade"),
     row("domain.devices.interfaces[].passtBinding", Error, "not supported yet: use masquerade"),

@@ -222,6 +222,11 @@ fn errors_are_reported_by_field() {
             "domain.devices.interfaces[0].ports[0].protocol",
         ),
         (format!("{cards}/0/state"), json!("sideways"), "domain.devices.interfaces[0].state"),
+        (
+            format!("{cards}/0/dhcpOptions"),
+            json!({"ntpServers": ["host"]}),
+            "domain.devices.interfaces[0].dhcpOptions.ntpServers[0]",
+        ),
         ("/networks/0".into(), json!({"name": "default"}), "networks[0]"),
         ("/networks/0".into(), json!({"name": "default", "multus": {}}), "networks[0].multus.networkName"),
         ("/networks/1".into(), json!({"name": "more", "pod": {}}), "networks[1].name"),
