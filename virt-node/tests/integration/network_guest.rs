@@ -36,6 +36,7 @@ fn interface(nic: &Nic) -> Interface {
         queues: nic.tap.many_queues.then_some(2),
         boot_order: None,
         acpi_index: None,
+        pci_address: None,
         link_up: true,
         dhcp: nic.tap.dhcp.clone(),
     }

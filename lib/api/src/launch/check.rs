@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Bus, DEVICES_MAX, DhcpOptions, Disk, DiskDevice, Firmware, Interface, Launch, LaunchError, Layout, Media,
-    PROCESSORS_MAX, Slot, Storage, USB_CHANNELS, VERSION,
+    PROCESSORS_MAX, PciAddress, Slot, Storage, USB_CHANNELS, VERSION,
 };
 
 /// Longest text that is no path and no content, in bytes.
@@ -104,6 +104,8 @@ pub(super) fn check(launch: &Launch) -> Result {
         orders.chain(launch.interfaces.iter().filter_map(|interface| interface.boot_order)).collect();
     ensure(!orders.contains(&0), "bootOrder", "must be 1 or more")?;
     unique("bootOrder", orders.iter())?;
+    let places = launch.disks.iter().filter_map(|disk| disk.pci_address);
+    unique("pciAddress", places.chain(launch.interfaces.iter().filter_map(|one| one.pci_address)))?;
     layout(&launch.layout)
 }
 
@@ -288,6 +290,8 @@ fn check_disk(launch: &Launch, at: &str, disk: &Disk) -> Result {
     ensure(thread, &field("ioThread"), "not between 1 and ioThreads")?;
     let threaded = disk.io_thread.is_none() || matches!(disk.bus, Bus::Virtio | Bus::Scsi);
     ensure(threaded, &field("ioThread"), "not supported on this bus")?;
+    let placed = disk.bus == Bus::Virtio && disk.pci_address.and_then(Slot::at).is_some();
+    ensure(placed || disk.pci_address.is_none(), &field("pciAddress"), "no place for it")?;
     ensure(disk.queues.is_none_or(|n| (1..=PROCESSORS_MAX).contains(&n)), &field("queues"), "not 1 to 512")?;
     if let Some(sizes) = disk.block_sizes {
         let size = |n: u32| n.is_power_of_two() && (512..=2 << 20).contains(&n);
@@ -336,6 +340,8 @@ fn check_interface(at: &str, interface: &Interface) -> Result {
         &field("queues"),
         "not between 1 and 256",
     )?;
+    let placed = interface.pci_address.is_none_or(|address| Slot::at(address).is_some());
+    ensure(placed, &field("pciAddress"), "no place for it")?;
     let Some(dhcp) = &interface.dhcp else { return Ok(()) };
     ensure(is_link(&dhcp.link), &field("dhcp.link"), "no name of a network device")?;
     ensure(dhcp.resolvers.len() <= RESOLVERS_MAX, &field("dhcp.resolvers"), "more than 8")?;
@@ -376,6 +382,9 @@ fn layout(layout: &Layout) -> Result {
         let good = match slot {
             Slot::Port(port) => (1..=layout.ports).contains(port),
             Slot::Conventional(slot) => (1..=31).contains(slot),
+            Slot::Root(slot) => {
+                Slot::at(PciAddress { domain: 0, bus: 0, slot: *slot, function: 0 }).is_some()
+            }
         };
         ensure(good, "layout.slots", "a port or slot that the board does not have")?;
     }

@@ -153,6 +153,14 @@ impl Resolution<'_> {
         for (field, text) in refused {
             self.error(&format!("{at}.dhcpOptions{field}"), text);
         }
+        let is_express = match model {
+            NicModel::Virtio => !self.spec.domain.devices.use_virtio_transitional.unwrap_or(false),
+            NicModel::E1000e => true,
+            NicModel::E1000 | NicModel::Ne2kPci | NicModel::Pcnet | NicModel::Rtl8139 => false,
+        };
+        let device = format!("interface {}", self.path(&format!("{at}.name")));
+        let field = format!("{at}.pciAddress");
+        let pci_address = self.pci_address(&field, &device, one.pci_address.as_deref(), is_express);
         let link_up = match one.state.as_deref() {
             None | Some("" | "up") => true,
             Some("down") => false,
@@ -177,6 +185,7 @@ impl Resolution<'_> {
             queues: queues_of(self.spec, one).filter(|_| *many_queues),
             boot_order: one.boot_order.filter(|order| *order > 0),
             acpi_index: one.acpi_index,
+            pci_address,
             link_up,
             dhcp: dhcp.clone().map(|dhcp| Dhcp { options, ..dhcp }),
         })

@@ -221,6 +221,18 @@ fn errors_are_reported_by_field() {
             json!([{"port": 1, "protocol": "SCTP"}]),
             "domain.devices.interfaces[0].ports[0].protocol",
         ),
+        (format!("{cards}/0/pciAddress"), json!("0000:80.10.1"), "domain.devices.interfaces[0].pciAddress"),
+        (format!("{cards}/0/pciAddress"), json!("0000:81:01.0"), "domain.devices.interfaces[0].pciAddress"),
+        (
+            format!("{disks}/0/disk"),
+            json!({"bus": "virtio", "pciAddress": "0000:00:05.0"}),
+            "domain.devices.disks[0].disk.pciAddress",
+        ),
+        (
+            format!("{disks}/0/disk"),
+            json!({"bus": "sata", "pciAddress": "0000:00:06.0"}),
+            "domain.devices.disks[0].disk.pciAddress",
+        ),
         (format!("{cards}/0/state"), json!("sideways"), "domain.devices.interfaces[0].state"),
         (
             format!("{cards}/0/dhcpOptions"),
