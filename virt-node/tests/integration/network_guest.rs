@@ -1,7 +1,7 @@
 //! Guests on their networks, with the launcher as it ships: first a stand-in for the guest, then Linux.
 
 use std::fs;
-use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::unix::fs::chown;
 use std::path::PathBuf;
 use std::process::Command;
@@ -108,7 +108,7 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
     let mut guest = machine.guest("vm");
     guest.resolvers.search = vec!["a.example".to_owned()];
     let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else { panic!("masquerade") };
-    ports.push(Port { tcp: true, number: 80 });
+    ports.extend([Port::one(true, 80), Port { tcp: true, number: 8080, last: 8082 }]);
     let attached = attach(&machine.places, &guest).unwrap();
     let launcher = launcher(&attached);
     let mut document = with_interfaces(launcher.document(HALTS), &attached);
@@ -149,12 +149,17 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
         command.args(["httpd", "-f", "-p", port, "-h"]).arg(&folder);
         guests::Killed(inside(&place.0, || command.spawn().unwrap()))
     };
-    let _servers = [serve("80"), serve("81")];
+    let _servers = ["80", "81", "8082", "8083"].map(serve);
     let address = nic(&attached).addresses[0];
-    let seen = eventually("the guest's page", || page((address, 80).into()));
-    assert!(seen.contains("from the guest"), "{seen}");
-    eventually("81 is served", || inside(&place.0, || page("10.0.2.2:81".parse().unwrap())));
-    assert_eq!(page((address, 81).into()), None, "81 is not on the list");
+    for port in [80, 8082] {
+        let seen = eventually("the guest's page", || page((address, port).into()));
+        assert!(seen.contains("from the guest"), "{port}: {seen}");
+    }
+    for port in [81, 8083] {
+        let inner: SocketAddr = ([10, 0, 2, 2], port).into();
+        eventually("the port is served", || inside(&place.0, || page(inner)));
+        assert_eq!(page((address, port).into()), None, "{port} is not on the list");
+    }
     // The next worker answers as the one before.
     kill(launcher.worker(), Signal::KILL);
     eventually("another worker", || {
@@ -227,7 +232,7 @@ fn a_guest_with_ipv6_gets_its_address_and_route() {
     let pod = network::PodNetwork { subnet: None, subnet6: Some("fd00:7::/64".parse().unwrap()) };
     guest.interfaces[0].network = pod.configuration(&machine.places.state).unwrap();
     let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else { panic!("masquerade") };
-    ports.push(Port { tcp: true, number: 80 });
+    ports.push(Port::one(true, 80));
     let attached = attach(&machine.places, &guest).unwrap();
     assert_eq!(nic(&attached).addresses.len(), 2, "{attached:?}");
     let _router = network::Advertiser::start(&attached.namespace, nic(&attached)).unwrap().unwrap();

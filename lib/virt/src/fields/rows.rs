@@ -125,7 +125,6 @@ const INSTANCE: &[Row] = &[
     row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has removed it: use bridge"),
     row("domain.devices.interfaces[].passt", Error, "KubeVirt has removed it: use masquerade"),
     row("domain.devices.interfaces[].passtBinding", Error, "not supported yet: use masquerade"),
-    later("domain.devices.interfaces[].portRanges"),
     row("domain.devices.interfaces[].slirp", Error, "KubeVirt has removed it: use masquerade"),
     row("domain.devices.interfaces[].sriov", Error, "not supported yet: use bridge"),
     row("domain.devices.watchdog.diag288", Error, "a device of s390x: use i6300esb"),

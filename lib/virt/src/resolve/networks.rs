@@ -127,6 +127,7 @@ impl Resolution<'_> {
     fn interface(&mut self, at: &str, one: &Specified) -> Option<Interface> {
         self.binding(at, one);
         self.ports(at, one);
+        self.port_ranges(at, one);
         let model: Option<NicModel> =
             self.findings.word(&self.path(&format!("{at}.model")), one.model.as_deref());
         let model = model.unwrap_or(NicModel::Virtio);
@@ -227,6 +228,44 @@ impl Resolution<'_> {
             if named.is_some_and(|name| !names.insert(name)) {
                 self.error(&format!("{at}.name"), "is given twice");
             }
+        }
+    }
+
+    /// Rules and texts are upstream's.
+    fn port_ranges(&mut self, at: &str, one: &Specified) {
+        let ranges = &one.port_ranges;
+        if !ranges.is_empty() && one.masquerade.is_none() {
+            self.error(&format!("{at}.name"), "portRanges are only supported on masquerade interfaces");
+        }
+        if !ranges.is_empty() && !one.ports.is_empty() {
+            self.error(&format!("{at}.name"), "Cannot define both ports and portRanges on interface");
+        }
+        let is_port = |number: i32| (1..=65_535).contains(&number);
+        let mut sorted = Vec::new();
+        for (index, range) in ranges.iter().enumerate() {
+            let at = format!("{at}.portRanges[{index}]");
+            if !["TCP", "UDP"].contains(&range.protocol.as_str()) {
+                self.error(&format!("{at}.protocol"), "Unknown protocol, only TCP or UDP allowed");
+            }
+            if !is_port(range.start) {
+                self.error(&format!("{at}.start"), "Start must be a valid port number, 0 < x < 65536");
+            } else if !is_port(range.end) {
+                self.error(&format!("{at}.end"), "End must be a valid port number, 0 < x < 65536");
+            } else if range.start > range.end {
+                self.error(&format!("{at}.start"), "Start must be less than or equal to end");
+            } else {
+                sorted.push((range.protocol.as_str(), range.start, range.end));
+            }
+        }
+        sorted.sort_unstable();
+        let overlapping = sorted.windows(2).find_map(|pair| match pair {
+            [(protocol, from, to), (other, start, end)] if protocol == other && start <= to => {
+                Some(format!("{protocol} portRanges [{from}-{to}] and [{start}-{end}] overlap"))
+            }
+            _ => None,
+        });
+        if let Some(text) = overlapping {
+            self.error(&format!("{at}.portRanges"), text);
         }
     }
 
