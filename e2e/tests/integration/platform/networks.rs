@@ -231,6 +231,18 @@ fn bridges_are_resources_of_the_node() {
         follows(&["link del e2e-other"], &[("e2e-other", "")]);
     }
     println!("bridge added, renamed, removed -> allocatable: {times:?}");
+    // The scheduler places no pod where its bridge is missing.
+    let namespace = "marked";
+    PLACE.namespace(namespace);
+    define(namespace, "absent", Some(&bridged("e2e-absent")), Some("e2e-absent"));
+    PLACE.create(MACHINES, namespace, &diskless("vm", &[("absent", "absent")]));
+    PLACE.until_status(namespace, "vm", "ErrorUnschedulable");
+    let bridge = Bridge::create("e2e-absent");
+    PLACE.until_status(namespace, "vm", "Running");
+    assert_eq!(bridge.ports().len(), 1);
+    PLACE.delete(MACHINES, namespace, "vm");
+    until_nothing_is_left(namespace, &[&bridge]);
+    PLACE.remove_namespace(namespace);
 }
 
 #[test]
