@@ -276,7 +276,7 @@ mod tests {
             boot_file: Some("boot.efi".to_owned()),
             tftp_server: Some("tftp.example".to_owned()),
             ntp_servers: vec!["192.0.2.123".parse().unwrap()],
-            private: [(224, "first".to_owned()), (254, String::new())].into(),
+            private: [(224, "first".to_owned()), (254, "z".to_owned())].into(),
         };
         let asked = packet(MessageType::Discover, &[]).to_vec().unwrap();
         let (bytes, _) = answer(&dhcp, MAC, 1400, &asked).unwrap();
@@ -286,7 +286,7 @@ mod tests {
             b"\x42\x0ctftp.example",
             b"\x2a\x04\xc0\x00\x02\x7b",
             b"\xe0\x05first",
-            b"\xfe\x00",
+            b"\xfe\x01z",
         ] {
             assert!(options.windows(option.len()).any(|part| part == option), "{option:?} in {options:?}");
         }
