@@ -155,6 +155,24 @@ fn listed(namespace: &str, vm: &str) -> Vec<Value> {
     pod(namespace, vm).map(|pod| listed_in(&pod)).unwrap_or_default()
 }
 
+/// Makes a VM on a network with a configuration of 1 MiB, and one on 200 networks, and waits until the agent has refused both.
+#[track_caller]
+pub(crate) fn refuse_large(namespace: &str) {
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge", "more": "x".repeat(1 << 20)});
+    define(namespace, "large", Some(&config.to_string()), None);
+    define(namespace, "small", Some(&bridged("e2e-small")), None);
+    let names: Vec<String> = (0..200).map(|number| format!("net{number}")).collect();
+    let networks: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "small")).collect();
+    let cases =
+        [("large", &[("net", "large")][..], "spec.config"), ("many", &networks[..], "32 is the limit")];
+    for (name, networks, _) in cases {
+        PLACE.create(MACHINES, namespace, &diskless(name, networks));
+    }
+    for (name, _, why) in cases {
+        until_refused(namespace, name, why);
+    }
+}
+
 /// Waits until an instance does not run for this reason.
 #[track_caller]
 fn until_refused(namespace: &str, name: &str, why: &str) {

@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::create_with;
+use crate::platform::networks;
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 
 const NAMESPACE: &str = "kills";
@@ -322,11 +323,12 @@ pub(crate) fn memory_is_bounded() {
         PLACE.until_status(namespace, &format!("run{number}"), "Running");
     }
     PLACE.until_status(namespace, &format!("halted{}", halted - 1), "Stopped");
+    networks::refuse_large(namespace);
     let (operator, agent) = (memory(Program::Operator), memory(Program::Agent));
     let mib =
         |(all, own): (u64, u64)| format!("{} MiB resident, {} MiB of it anonymous", all >> 10, own >> 10);
     println!("operator with {halted} halted VMs: {}", mib(operator));
-    println!("agent with {running} guests: {}", mib(agent));
+    println!("agent with {running} guests, and others with large networks: {}", mib(agent));
     assert!(counted(operator) <= 64 << 10, "{operator:?}");
     assert!(counted(agent) <= 48 << 10, "{agent:?}");
     PLACE.remove_namespace(namespace);
