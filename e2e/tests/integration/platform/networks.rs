@@ -361,6 +361,27 @@ fn interfaces_come_and_go_while_the_guest_runs() {
 }
 
 #[test]
+fn cards_and_disks_are_at_the_addresses_that_are_requested() {
+    let namespace = "placed-devices";
+    PLACE.namespace(namespace);
+    let _streams = Streams::follow();
+    let _volume = claim(namespace, "vm", &shell::disk());
+    let mut vm = machine("vm", "Always", &json!({"persistentVolumeClaim": {"claimName": "vm"}}));
+    let domain = &mut vm["spec"]["template"]["spec"]["domain"];
+    domain["memory"]["guest"] = json!(shell::MEMORY);
+    domain["devices"]["interfaces"][0]["pciAddress"] = json!("0000:00:10.0");
+    domain["devices"]["disks"][0]["disk"]["pciAddress"] = json!("0000:03:00.0");
+    PLACE.create(MACHINES, namespace, &vm);
+    let mut guest = Guest::of(namespace, "vm");
+    for device in ["0000:00:10.0/virtio*/net", "0000:03:00.0/virtio*"] {
+        guest.until(&format!("ls -d /sys/bus/pci/devices/{device}"));
+    }
+    PLACE.delete(MACHINES, namespace, "vm");
+    until_nothing_is_left(namespace, &[]);
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
 fn networks_that_cannot_be_attached_are_named() {
     let (namespace, other) = ("refused-networks", "refused-elsewhere");
     PLACE.namespace(namespace);
