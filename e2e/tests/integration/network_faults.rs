@@ -1,6 +1,6 @@
-//! Secondary networks of VMs under faults: the API server stops and starts again, the agent is killed, or the node is switched
-//! off and on, in the middle of attachments and again in the middle of detachments. Either the VMs run with all of their
-//! networks, or nothing is left of them: ports, addresses, rules, network namespaces, notes of the agent.
+//! Secondary networks of VMs under faults: the API server stops and starts again, the agent is killed, or the node is
+//! switched off and on, in the middle of attachments and again in the middle of detachments. Either the VMs run with all of
+//! their networks, or nothing is left of them: ports, addresses, rules, network namespaces, notes of the agent.
 //!
 //! A cluster of its own, as all other tests need the API server. The VMs are on its second node, which has no other guests.
 //!
@@ -22,8 +22,8 @@ use crate::platform::place::{MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform_nodes::{kills, nodes};
 
 const NAMESPACE: &str = "faults";
-/// Bridges and networks: one with rules of the packet filter, one with addresses. The plugin makes them where they are missing,
-/// as on a node that has just been switched on.
+/// Bridges and networks: one with rules of the packet filter, one with addresses. The plugin makes them where they are
+/// missing, as on a node that has just been switched on.
 const CHECKED: &str = "e2e-checked";
 const LEASED: &str = "e2e-faults";
 /// The beginning of the names of the chains for [`CHECKED`].

@@ -155,7 +155,8 @@ fn listed(namespace: &str, vm: &str) -> Vec<Value> {
     pod(namespace, vm).map(|pod| listed_in(&pod)).unwrap_or_default()
 }
 
-/// Makes a VM on a network with a configuration of 1 MiB, and one on 200 networks, and waits until the agent has refused both.
+/// Makes a VM on a network with a configuration of 1 MiB, and one on 200 networks, and waits until the agent has refused
+/// both.
 #[track_caller]
 pub(crate) fn refuse_large(namespace: &str) {
     let config = json!({"cniVersion": "1.0.0", "type": "bridge", "more": "x".repeat(1 << 20)});
