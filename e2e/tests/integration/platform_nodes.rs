@@ -12,7 +12,7 @@ mod install;
 mod join;
 pub(crate) mod kills;
 mod leaders;
-mod nodes;
+pub(crate) mod nodes;
 mod pools;
 mod ptp;
 mod volumes;

@@ -167,6 +167,8 @@ async fn start(
         config.plugins.clone(),
         config.shared.clone(),
     );
+    let networks = tokio::task::spawn_blocking(move || networks.alone()).await;
+    let networks = networks.map_err(|error| Error::system("cannot prepare the networks", error))??;
     let networks = Arc::new(networks);
     let site = Site { kubelet: config.kubelet.clone(), capabilities, host, networks };
     let controller = Controller::start(client, site, &config.node).await;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use e2e::Cluster;
 use e2e::place::Place;
 use e2e::processes::{self, Memory};
 use places::guest::Dice;
@@ -15,6 +16,7 @@ use serde_json::Value;
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::create_with;
+use crate::platform::networks;
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 
 const NAMESPACE: &str = "kills";
@@ -54,6 +56,37 @@ pub(crate) fn processes_of(place: &Place) -> Vec<(Pid, String, bool)> {
         (pod || line.contains(&folder)).then_some((pid, line, pod))
     });
     found.collect()
+}
+
+/// The agent's process on a node.
+pub(crate) fn agent_of(node: &Place) -> Option<Pid> {
+    let all = processes_of(node);
+    all.into_iter().find(|(_, line, pod)| Program::Agent.is(line, *pod)).map(|(pid, ..)| pid)
+}
+
+fn api_server_of(cluster: &Cluster) -> Option<Pid> {
+    let is_it = |line: &str| line.split(' ').next().is_some_and(|name| name.ends_with("/kube-apiserver"));
+    let all = processes_of(cluster.place());
+    all.into_iter().find(|(_, line, pod)| !pod && is_it(line)).map(|(pid, ..)| pid)
+}
+
+/// Kills the API server, and stops the next one while it starts: until it continues, connections are refused or hang.
+pub(crate) fn stop_api_server(cluster: &Cluster) -> Pid {
+    cluster.restart_killed("kube-apiserver").unwrap();
+    let old = api_server_of(cluster).unwrap();
+    kill_process(old, Signal::KILL).unwrap();
+    let new = cluster.until("the next API server", || api_server_of(cluster).filter(|new| *new != old));
+    kill_process(new, Signal::STOP).unwrap();
+    new
+}
+
+/// Continues such an API server, and waits until it is ready.
+pub(crate) fn continue_api_server(cluster: &Cluster, server: Pid) {
+    kill_process(server, Signal::CONT).unwrap();
+    cluster.until("the API server is ready", || {
+        let ready = cluster.kubectl().args(["get", "--raw", "/readyz"]).output().unwrap();
+        ready.status.success().then_some(())
+    });
 }
 
 /// Stops the kubelet and the agent of a node, as if it hung; its guests go on.
@@ -276,12 +309,13 @@ pub(crate) fn memory_is_bounded() {
         PLACE.until_status(namespace, &format!("run{number}"), "Running");
     }
     PLACE.until_status(namespace, &format!("halted{}", halted - 1), "Stopped");
+    networks::refuse_large(namespace);
     let (operator, agent) = (memory(Program::Operator), memory(Program::Agent));
     let mib = |Memory { resident, anonymous }: Memory| {
         format!("{} MiB resident, {} MiB of it anonymous", resident >> 10, anonymous >> 10)
     };
     println!("operator with {halted} halted VMs: {}", mib(operator));
-    println!("agent with {running} guests: {}", mib(agent));
+    println!("agent with {running} guests, and others with large networks: {}", mib(agent));
     assert!(operator.counted().unwrap() <= 64 << 10, "{operator:?}");
     assert!(agent.counted().unwrap() <= 48 << 10, "{agent:?}");
     PLACE.remove_namespace(namespace);
