@@ -7,6 +7,7 @@
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
 //! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes with contents that a test can inspect.
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
+//! - [`processes`]: of pods, and their memory.
 //! - [`platform`]: everything that `operator manifests` prints, installed and available.
 //! - [`grants`]: what the platform's accounts may do, and what they did.
 //! - [`leftovers`]: changes to the machine that a cluster might leave; `remains`: those to a node that its pods might.
@@ -21,6 +22,7 @@ pub mod peer;
 pub mod pki;
 pub mod place;
 pub mod platform;
+pub mod processes;
 pub mod programs;
 mod remains;
 pub mod storage;

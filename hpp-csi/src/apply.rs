@@ -24,6 +24,7 @@ pub(crate) mod volume;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{OFlags, fstat};
 
@@ -144,10 +145,10 @@ fn forget_copy(pools: &Pools, name: &str) -> Result<()> {
 }
 
 /// The folder in which volumes of this shape are, and the same for its `fsync`.
-fn home<'a>(open: &'a Open<'_>, blocks: &'a Dir, shape: Shape) -> &'a Dir {
+fn home(open: &Open<'_>, shape: Shape) -> Result<Arc<Dir>> {
     match shape {
-        Shape::Folder | Shape::Loop => &open.root,
-        Shape::Block => blocks,
+        Shape::Folder | Shape::Loop => Ok(open.root.clone()),
+        Shape::Block => open.blocks(),
     }
 }
 

@@ -13,8 +13,11 @@ use crate::id::Id;
 const CONTROLLERS: usize = 48;
 /// Those of them that may take minutes.
 const SLOW: usize = 12;
-/// Threads for calls: enough for all controllers' calls and as many of the kubelet's.
-pub(crate) const THREADS: usize = 96;
+/// Calls of the kubelet that find a thread whatever the controllers do; they are short.
+const KUBELETS: usize = 16;
+/// Threads for calls. While controllers' calls wait for their turn, all threads come into being and take memory: a turn ends
+/// before its thread is free again, and the next call starts another.
+pub(crate) const THREADS: usize = CONTROLLERS + KUBELETS;
 
 /// A call, as each log line of its work names it.
 #[derive(Clone, Debug)]

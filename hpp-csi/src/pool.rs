@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A volume exists when its directory or file exists; a record alone is no volume. A pool is opened for every call and no
-//! descriptor of it is kept: its filesystem can be unmounted, and its absence is noticed at once.
+//! descriptor of it is kept after it: its filesystem can be unmounted, and its absence is noticed at once.
 
 pub(crate) mod accounting;
 pub(crate) mod clone;
@@ -28,9 +28,10 @@ pub(crate) mod tree;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, statx};
+use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
 
 use crate::config::{Enforce, PoolConfig};
 use crate::device::Devices;
@@ -54,6 +55,8 @@ pub(crate) const BLOCK: &str = "block";
 pub(crate) const IMAGE: &str = "image";
 /// The folder of a snapshot's files.
 pub(crate) const DATA: &str = "data";
+/// How long the free bytes of a filesystem count after they were read: programs other than the driver write, too.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// A configured pool, there or not.
 #[derive(Debug)]
@@ -89,7 +92,7 @@ impl Known {
     /// Facts about a model of a pool.
     #[cfg(test)]
     pub(crate) fn of_model() -> Self {
-        let mark = Mark { device: 0, mount: 0, read_only: false, folders: [(0, 0, 0); 2] };
+        let mark = Mark { device: 0, mount: 0, read_only: false, own: (0, 0, 0) };
         Self { mark, sharing: true, quota: false, book: Mutex::default(), records: Mutex::default() }
     }
 
@@ -106,9 +109,9 @@ struct Mark {
     device: u64,
     mount: u64,
     read_only: bool,
-    /// The data folder and `.hpp-csi`: inode, and seconds and nanoseconds of birth, 0 where the filesystem does not keep
-    /// them.
-    folders: [(u64, i64, u32); 2],
+    /// `.hpp-csi`, which is on the data folder's mount: inode, and seconds and nanoseconds of birth, 0 where the filesystem
+    /// does not keep them.
+    own: (u64, i64, u32),
 }
 
 /// A pool that is there, open for one call.
@@ -116,10 +119,34 @@ pub(crate) struct Open<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) known: Arc<Known>,
     /// The data folder.
-    pub(crate) root: Dir,
+    pub(crate) root: Arc<Dir>,
     /// `.hpp-csi`.
     pub(crate) own: Dir,
-    numbers: StatVfs,
+    folders: Folders,
+    numbers: Numbers,
+}
+
+/// Folders in `.hpp-csi`. Each is opened when the call needs it first.
+#[derive(Default)]
+struct Folders {
+    tmp: OnceLock<Arc<Dir>>,
+    trash: OnceLock<Arc<Dir>>,
+    blocks: OnceLock<Arc<Dir>>,
+    volumes: OnceLock<Arc<Dir>>,
+    snapshots: OnceLock<Arc<Dir>>,
+    groups: OnceLock<Arc<Dir>>,
+}
+
+/// The numbers of a filesystem, and when they were read.
+struct Numbers {
+    of: StatVfs,
+    at: Instant,
+}
+
+impl Numbers {
+    fn read_only(&self) -> bool {
+        self.of.f_flag.contains(StatVfsMountFlags::RDONLY)
+    }
 }
 
 /// A volume that is there.
@@ -169,18 +196,22 @@ impl Pool {
     /// # Errors
     /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
     pub(crate) fn open(&self) -> Result<Open<'_>> {
-        let (root, own, numbers, mark) = self.inspect().map_err(|error| error.about(&self.config.name))?;
+        let (root, own, numbers) = self.inspect().map_err(|error| error.about(&self.config.name))?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(known) = known.filter(|known| known.mark == mark)
-            && let Some(own) = own
+        if let (Some(known), Some((own, mark))) = (known, own)
+            && known.mark == mark
         {
-            return Ok(Open { pool: self, known, root, own, numbers });
+            return Ok(self.opened(known, root, own, numbers));
         }
-        self.find_out(root, numbers, mark.read_only)
+        self.find_out(root, numbers)
+    }
+
+    fn opened(&self, known: Arc<Known>, root: Dir, own: Dir, numbers: Numbers) -> Open<'_> {
+        Open { pool: self, known, root: Arc::new(root), own, folders: Folders::default(), numbers }
     }
 
     /// Opens the pool's path and reads its state.
-    fn inspect(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
+    fn inspect(&self) -> Result<(Dir, Option<(Dir, Mark)>, Numbers)> {
         let path = &self.config.path;
         let missing = || Error::new(Kind::NotReady, format!("{} does not exist", path.display()));
         // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.
@@ -191,35 +222,42 @@ impl Pool {
                 format!("its filesystem is not mounted at {} yet", path.display()),
             ));
         }
-        let numbers = fstatvfs(&root).map_err(|error| {
+        let at = Instant::now();
+        let of = fstatvfs(&root).map_err(|error| {
             Error::io(format!("read the size and free space of {}", path.display()), error)
         })?;
-        let own = root.dir(OWN)?;
-        let mark = Mark::of(&root, own.as_ref(), &numbers)?;
-        Ok((root, own, numbers, mark))
+        let numbers = Numbers { of, at };
+        let own = match root.dir(OWN)? {
+            Some(own) => {
+                let mark = Mark::of(&own, &numbers)?;
+                Some((own, mark))
+            }
+            None => None,
+        };
+        Ok((root, own, numbers))
     }
 
     /// Looks at a filesystem that is new to us. One caller does it, others wait.
-    fn find_out(&self, root: Dir, numbers: StatVfs, read_only: bool) -> Result<Open<'_>> {
+    fn find_out(&self, root: Dir, numbers: Numbers) -> Result<Open<'_>> {
+        let read_only = numbers.read_only();
         let mut slot = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(known), Some(own)) = (slot.clone(), root.dir(OWN)?)
-            && known.mark == Mark::of(&root, Some(&own), &numbers)?
+            && known.mark == Mark::of(&own, &numbers)?
         {
-            return Ok(Open { pool: self, known, root, own, numbers });
+            return Ok(self.opened(known, root, own, numbers));
         }
         *slot = None;
         let own = identity::own_folder(self, &root, read_only)?;
-        // With `.hpp-csi` in it, which was perhaps made just now.
-        let mark = Mark::of(&root, Some(&own), &numbers)?;
+        let mark = Mark::of(&own, &numbers)?;
         let known = Known {
             mark,
-            sharing: !mark.read_only && self.probe_sharing(&own)?,
+            sharing: !read_only && self.probe_sharing(&own)?,
             quota: sys::project_quota_enforced(std::os::fd::AsFd::as_fd(&root)),
             book: Mutex::default(),
             records: Mutex::default(),
         };
-        let open = Open { pool: self, known: Arc::new(known), root, own, numbers };
-        if !mark.read_only {
+        let open = self.opened(Arc::new(known), root, own, numbers);
+        if !read_only {
             (self.recover)(&open)?;
             trash::sweep(&open)?;
         }
@@ -235,7 +273,7 @@ impl Pool {
             snapshots,
             shares_blocks = open.known.sharing,
             enforced = open.enforce().map_or("unavailable", Enforce::word),
-            read_only = mark.read_only,
+            read_only,
             "pool is ready"
         );
         if open.enforce().is_none_or(|enforce| enforce == Enforce::None) {
@@ -271,53 +309,58 @@ impl Pool {
 }
 
 impl Mark {
-    /// The mark of the pool in `root`; what is missing there is no part of it.
-    fn of(root: &Dir, own: Option<&Dir>, numbers: &StatVfs) -> Result<Self> {
+    /// The mark of the pool with the folder `own`.
+    fn of(own: &Dir, numbers: &Numbers) -> Result<Self> {
         let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | StatxFlags::BTIME;
-        let look = |folder: &Dir| {
-            statx(folder, "", AtFlags::EMPTY_PATH, flags)
-                .map_err(|error| Error::io(format!("look at {}", folder.path_of("").display()), error))
-        };
-        let born =
-            |found: &Statx| match StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
-                true => (found.stx_ino, found.stx_btime.tv_sec, found.stx_btime.tv_nsec),
-                false => (found.stx_ino, 0, 0),
+        let found = statx(own, "", AtFlags::EMPTY_PATH, flags)
+            .map_err(|error| Error::io(format!("look at {}", own.path_of("").display()), error))?;
+        let (seconds, nanoseconds) =
+            match StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
+                true => (found.stx_btime.tv_sec, found.stx_btime.tv_nsec),
+                false => (0, 0),
             };
-        let found = look(root)?;
-        let own = own.map(look).transpose()?;
         Ok(Self {
             device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
             mount: found.stx_mnt_id,
-            read_only: numbers.f_flag.contains(StatVfsMountFlags::RDONLY),
-            folders: [born(&found), own.as_ref().map_or((0, 0, 0), born)],
+            read_only: numbers.read_only(),
+            own: (found.stx_ino, seconds, nanoseconds),
         })
     }
 }
 
 impl Open<'_> {
+    /// The folder `name` in `.hpp-csi`, which is `known` after the first time.
+    fn folder(&self, known: &OnceLock<Arc<Dir>>, name: impl AsRef<Path>) -> Result<Arc<Dir>> {
+        if let Some(folder) = known.get() {
+            return Ok(folder.clone());
+        }
+        let folder = Arc::new(self.own.need_dir(name)?);
+        Ok(known.get_or_init(|| folder).clone())
+    }
+
     /// The node's folder of what is being made.
-    pub(crate) fn tmp(&self) -> Result<Dir> {
-        Ok(self.own.need_dir(Path::new("tmp").join(&self.pool.node))?)
+    pub(crate) fn tmp(&self) -> Result<Arc<Dir>> {
+        self.folder(&self.folders.tmp, Path::new("tmp").join(&self.pool.node))
     }
 
     /// The node's folder of what is being removed.
-    pub(crate) fn trash(&self) -> Result<Dir> {
-        Ok(self.own.need_dir(Path::new("trash").join(&self.pool.node))?)
+    pub(crate) fn trash(&self) -> Result<Arc<Dir>> {
+        self.folder(&self.folders.trash, Path::new("trash").join(&self.pool.node))
     }
 
     /// Records of volumes.
-    pub(crate) fn volume_records(&self) -> Result<Dir> {
-        Ok(self.own.need_dir("volumes")?)
+    pub(crate) fn volume_records(&self) -> Result<Arc<Dir>> {
+        self.folder(&self.folders.volumes, "volumes")
     }
 
     /// Records of snapshots.
-    pub(crate) fn snapshot_records(&self) -> Result<Dir> {
-        Ok(self.own.need_dir("snapshots")?)
+    pub(crate) fn snapshot_records(&self) -> Result<Arc<Dir>> {
+        self.folder(&self.folders.snapshots, "snapshots")
     }
 
     /// Block volumes.
-    pub(crate) fn blocks(&self) -> Result<Dir> {
-        Ok(self.own.need_dir(BLOCK)?)
+    pub(crate) fn blocks(&self) -> Result<Arc<Dir>> {
+        self.folder(&self.folders.blocks, BLOCK)
     }
 
     /// Snapshots; `None` when there was never one.
@@ -360,8 +403,9 @@ impl Open<'_> {
 
     /// Bytes of the filesystem, and those of it that unprivileged processes can still write.
     pub(crate) fn size_and_free(&self) -> (u64, u64) {
-        let bytes = |blocks: u64| blocks.saturating_mul(self.numbers.f_frsize);
-        (bytes(self.numbers.f_blocks), bytes(self.numbers.f_bavail))
+        let numbers = &self.numbers.of;
+        let bytes = |blocks: u64| blocks.saturating_mul(numbers.f_frsize);
+        (bytes(numbers.f_blocks), bytes(numbers.f_bavail))
     }
 
     /// An error about an operation that needs `asked` bytes; when the pool has no room, the error adds how much there is.
@@ -374,7 +418,7 @@ impl Open<'_> {
     /// Bytes in use now.
     pub(crate) fn used_now(&self) -> u64 {
         let now = fstatvfs(&self.root).ok();
-        let numbers = now.as_ref().unwrap_or(&self.numbers);
+        let numbers = now.as_ref().unwrap_or(&self.numbers.of);
         numbers.f_blocks.saturating_sub(numbers.f_bfree).saturating_mul(numbers.f_frsize)
     }
 
@@ -396,36 +440,65 @@ impl Open<'_> {
 
     /// The same, by the accounts alone: without a system call per volume.
     pub(crate) fn room_by_accounts(&self) -> Room {
-        let others = self.others();
+        let others = self.elsewhere(Accounting::outstanding);
         self.room_by(&self.known.book(), others)
     }
 
-    /// Bytes that volumes of other pools on this filesystem may still take. The caller has no account locked.
-    pub(crate) fn others(&self) -> u64 {
-        self.pool.neighbours.outstanding(&self.pool.config.name, self.known.mark.device)
+    /// The same, by the book in hand; volumes of other pools may still take `others`.
+    pub(crate) fn room_by(&self, book: &Accounting, others: u64) -> Room {
+        // The pool was opened before others wrote, and before what is in the book.
+        let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
+        Room {
+            free,
+            others,
+            promised: book.promised(),
+            outstanding: book.outstanding(),
+            ..self.empty_room(book)
+        }
+    }
+
+    /// The least room that there can be, by the book in hand: as if no volume had written any of the bytes promised to it, here
+    /// and in other pools (`promised_elsewhere`). It needs no system call: bytes that were free when the pool was opened, and
+    /// that the driver has taken since, are part of a promise. `None` when the pool was opened too long ago, or other nodes
+    /// write to it.
+    pub(crate) fn least_room(&self, book: &Accounting, promised_elsewhere: u64) -> Option<Room> {
+        if self.pool.config.shared || self.numbers.at.elapsed() > FRESH {
+            return None;
+        }
+        let promised = book.promised();
+        let free = self.size_and_free().1;
+        Some(Room {
+            free,
+            others: promised_elsewhere,
+            promised,
+            outstanding: promised,
+            ..self.empty_room(book)
+        })
+    }
+
+    /// The room of a pool without volumes, on a filesystem without free bytes.
+    fn empty_room(&self, book: &Accounting) -> Room {
+        Room {
+            capacity: self.pool.config.capacity,
+            size: self.size_and_free().0,
+            free: 0,
+            foreign: book.foreign,
+            promised: 0,
+            outstanding: 0,
+            others: 0,
+            reserve: self.pool.config.reserve,
+            overcommit: self.pool.config.overcommit,
+        }
+    }
+
+    /// The sum of `count` over all other pools on this filesystem. The caller has no account locked.
+    pub(crate) fn elsewhere(&self, count: fn(&Accounting) -> u64) -> u64 {
+        self.pool.neighbours.sum(&self.pool.config.name, self.known.mark.device, count)
     }
 
     /// Bytes that a volume owns alone and that sharing them would have it take again.
     pub(crate) fn owned(&self, id: &Id) -> u64 {
         self.known.book().volumes.get(id).map_or(0, accounting::VolumeAccount::to_share)
-    }
-
-    /// The same, by the book in hand.
-    pub(crate) fn room_by(&self, book: &Accounting, others: u64) -> Room {
-        let size = self.size_and_free().0;
-        // The pool was opened before others wrote, and before what is in the book.
-        let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
-        Room {
-            capacity: self.pool.config.capacity,
-            size,
-            free,
-            foreign: book.foreign,
-            promised: book.promised(),
-            outstanding: book.outstanding(),
-            others,
-            reserve: self.pool.config.reserve,
-            overcommit: self.pool.config.overcommit,
-        }
     }
 
     /// The volume `id`, if it is here.
@@ -473,12 +546,13 @@ impl Open<'_> {
 
     /// The folder and the name of a volume's disk: its file, or the file [`scan::DISK`] of a directory; `None` when there is no
     /// such folder.
-    pub(crate) fn disk(&self, id: &Id, shape: Shape) -> Result<Option<(Dir, PathBuf)>> {
-        Ok(match shape {
-            Shape::Block => Some((self.blocks()?, id.as_str().into())),
-            Shape::Loop => self.root.dir(id)?.map(|folder| (folder, IMAGE.into())),
-            Shape::Folder => self.root.dir(id)?.map(|folder| (folder, scan::DISK.into())),
-        })
+    pub(crate) fn disk(&self, id: &Id, shape: Shape) -> Result<Option<(Arc<Dir>, PathBuf)>> {
+        let name = match shape {
+            Shape::Block => return Ok(Some((self.blocks()?, id.as_str().into()))),
+            Shape::Loop => IMAGE,
+            Shape::Folder => scan::DISK,
+        };
+        Ok(self.root.dir(id)?.map(|folder| (Arc::new(folder), name.into())))
     }
 
     /// The file of a volume that is one, open for writing, or for reading where nothing can be written. `None` for a
@@ -547,8 +621,8 @@ impl Open<'_> {
     }
 
     /// Records of groups.
-    pub(crate) fn groups(&self) -> Result<Dir> {
-        Ok(self.own.need_dir("groups")?)
+    pub(crate) fn groups(&self) -> Result<Arc<Dir>> {
+        self.folder(&self.folders.groups, "groups")
     }
 
     /// Names of all snapshots that may be here, in order.

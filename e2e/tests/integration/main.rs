@@ -11,6 +11,7 @@ mod hpp_csi;
 mod importer;
 mod macpool;
 mod network;
+mod network_faults;
 mod platform;
 mod platform_nodes;
 mod storage;

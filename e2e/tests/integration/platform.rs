@@ -25,7 +25,7 @@ mod loss;
 pub(crate) mod machines;
 mod manifests;
 mod mutants;
-mod networks;
+pub(crate) mod networks;
 pub(crate) mod place;
 mod pools;
 mod rotation;

@@ -98,9 +98,8 @@ pub(super) fn detach(open: &Open<'_>, file: &File) -> Result<()> {
 
 /// Discards a volume's folder or file. When this returns it stays gone.
 fn discard(open: &Open<'_>, volume: &Volume) -> Result<()> {
-    let blocks = open.blocks()?;
-    let home = super::home(open, &blocks, volume.shape);
-    trash::discard(open, home, volume.id.as_str())?;
+    let home = super::home(open, volume.shape)?;
+    trash::discard(open, &home, volume.id.as_str())?;
     home.sync()?;
     open.known.book().remove_volume(&volume.id);
     Ok(())

@@ -241,7 +241,7 @@ fn retried<T>(
 /// The disk of a volume.
 struct Disk {
     file: File,
-    folder: Dir,
+    folder: Arc<Dir>,
     name: PathBuf,
 }
 

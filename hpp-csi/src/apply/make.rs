@@ -44,9 +44,8 @@ pub(super) fn make(open: &Open<'_>, new: &New<'_>, mut record: Record) -> Result
     let made = build(open, &tmp, &name, new, &mut record).and_then(|used| {
         content.map_or(Ok(()), Content::is_whole)?;
         super::write_volume_record(open, id, &record)?;
-        let blocks = open.blocks()?;
-        let home = super::home(open, &blocks, record.shape);
-        if !tmp.rename_new(&name, home, id)? {
+        let home = super::home(open, record.shape)?;
+        if !tmp.rename_new(&name, &home, id)? {
             let path = home.path_of(id);
             return Err(Error::new(
                 Kind::Exists,

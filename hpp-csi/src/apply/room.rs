@@ -3,19 +3,31 @@
 use crate::config::Capacity;
 use crate::error::Result;
 use crate::plan::room;
-use crate::pool::accounting::Promise;
+use crate::pool::accounting::{Accounting, Promise};
 use crate::pool::{Open, scan};
 use crate::record::Shape;
 
 /// Promises `bytes`, if they may be.
 pub(super) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
+    if let Some(promise) = by_promises(open, bytes) {
+        return Ok(promise);
+    }
     scan::follow(open)?;
     // Both locks are kept until the reservation is in the account: between two callers there is no gap.
     let _admission = open.pool.neighbours.admission();
-    let others = open.others();
+    let others = open.elsewhere(Accounting::outstanding);
     let mut book = open.known.book();
     room::admit(&open.pool.config.name, &open.room_by(&book, others), bytes)?;
     Ok(book.pend(&open.known, bytes))
+}
+
+/// The same without looking at any volume, where the pool has room whatever they have written. `None`: it depends on them.
+fn by_promises(open: &Open<'_>, bytes: u64) -> Option<Promise> {
+    let _admission = open.pool.neighbours.admission();
+    let elsewhere = open.elsewhere(Accounting::promised);
+    let mut book = open.known.book();
+    let least = open.least_room(&book, elsewhere)?;
+    room::is_ample(&least, bytes).then(|| book.pend(&open.known, bytes))
 }
 
 /// Capacity that answers and metrics report: upstream's number where the pool is configured for it.

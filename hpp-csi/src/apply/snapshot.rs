@@ -15,7 +15,7 @@ use crate::plan::snapshot as plan;
 use crate::plan::volume::how;
 use crate::pool::clone::{self, How};
 use crate::pool::tree;
-use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, trash};
+use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, scan, trash};
 use crate::pools::Pools;
 use crate::publications::Publications;
 use crate::record::{Shape, SnapshotRecord};
@@ -88,7 +88,10 @@ pub(super) fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
         Some(file) => rustix::fs::fstat(&file)
             .map(|stat| tree::bytes(&stat))
             .map_err(|error| Error::io(format!("inspect volume {}", volume.id), error)),
-        None => Ok(open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used)),
+        None => {
+            scan::follow_volume(open, &volume.id)?;
+            Ok(open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used))
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::sys;
 use crate::testing::place::{Place, loops, mounts, run};
 use crate::testing::{driver, eventually, id, names};
 
-use super::{publish, upkeep, volume};
+use super::{publish, room, upkeep, volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -426,4 +426,68 @@ fn a_snapshot_takes_the_room_that_its_volume_may_need_again() {
         trash::empty(&open).unwrap();
         eventually("all is to be had again, without a look", || near(available(), all));
     }
+}
+
+#[test]
+fn volumes_are_looked_at_only_where_the_promises_leave_too_little_room() {
+    let place = Place::new("xfs", 1 << 30);
+    let driver = driver(&place, r#","reserve":"0""#);
+    let name = id("v");
+    driver.volumes.create(&volume(&name, 100, &device())).unwrap();
+    let file = OpenOptions::new().write(true).open(place.pool().join(".hpp-csi/block/v")).unwrap();
+    file.write_all_at(&vec![7; 60 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    let open = driver.pools.all[0].open().unwrap();
+    let used = || open.known.book().volumes[&name].used;
+    // As if none of the 100 MiB was written.
+    let least = open.room_by_accounts().available();
+    drop(room::promise(&open, least - 4 * MIB).unwrap());
+    assert!(used() < MIB, "{}", used());
+    drop(room::promise(&open, least + 50 * MIB).unwrap());
+    assert!(used() >= 60 * MIB, "{}", used());
+    assert_eq!(room::promise(&open, least + 70 * MIB).unwrap_err().kind(), Kind::Exhausted);
+}
+
+#[test]
+fn a_clone_takes_the_room_that_its_source_has_written_since_it_was_looked_at() {
+    let place = Place::new("xfs", 1 << 30);
+    let driver = driver(&place, r#","reserve":"0""#);
+    let name = id("v");
+    driver.volumes.create(&volume(&name, 100, &device())).unwrap();
+    let file = OpenOptions::new().write(true).open(place.pool().join(".hpp-csi/block/v")).unwrap();
+    file.write_all_at(&vec![7; 60 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    let available = driver.pools.all[0].open().unwrap().room_by_accounts().available() / MIB;
+    // It leaves 140 MiB: 80, and the 60 that are written and not seen yet.
+    driver.volumes.create(&volume(&id("other"), available - 80, &device())).unwrap();
+    let clone = volume::Request {
+        source: Some(Source::Volume(name.clone())),
+        ..volume(&id("clone"), 100, &device())
+    };
+    // All 60 MiB may have to be written again.
+    assert_eq!(driver.volumes.create(&clone).unwrap_err().kind(), Kind::Exhausted);
+    driver.volumes.delete(&id("other")).unwrap();
+    driver.volumes.create(&clone).unwrap();
+}
+
+#[test]
+fn deleted_folders_and_files_are_removed_even_if_they_are_immutable() {
+    let place = Place::new("xfs", 1 << 30);
+    let driver = driver(&place, "");
+    let name = id("v");
+    driver.volumes.create(&volume(&name, 64, &mounted())).unwrap();
+    let trash = place.pool().join(".hpp-csi/trash/node1");
+    let (volume, left) = (place.pool().join("v"), trash.join("left"));
+    fs::create_dir_all(volume.join("full/deep")).unwrap();
+    fs::write(volume.join("full/deep/file"), "kept").unwrap();
+    for folder in [&volume.join("empty"), &left] {
+        fs::create_dir(folder).unwrap();
+    }
+    for path in ["full/deep/file", "full/deep", "full", "empty"].map(|path| volume.join(path)) {
+        run("chattr", &["+i", path.to_str().unwrap()]);
+    }
+    run("chattr", &["+i", left.to_str().unwrap()]);
+    driver.volumes.delete(&name).unwrap();
+    assert_eq!(trash::empty(&driver.pools.all[0].open().unwrap()).unwrap(), 0);
+    assert_eq!(names(&trash), [] as [&str; 0]);
 }

@@ -111,7 +111,7 @@ impl Volumes {
             Create::AlreadyThere => {
                 // The try that made it may have failed in its last step.
                 open.volume_records()?.sync()?;
-                super::home(&open, &open.blocks()?, shape).sync()?;
+                super::home(&open, shape)?.sync()?;
             }
             Create::Adopt(record) => {
                 let promise = promise(&open, record.capacity)?;

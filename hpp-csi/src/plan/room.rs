@@ -93,6 +93,18 @@ pub(crate) fn admit(name: &str, room: &Room, new: u64) -> Result<()> {
     }
 }
 
+/// Whether `new` more bytes may be promised in a pool that has at least this much room, so that its exact room is not needed.
+/// False decides nothing: with overcommitment the exact use of volumes counts.
+pub(crate) fn is_ample(least: &Room, new: u64) -> bool {
+    match least.capacity {
+        Capacity::Filesystem => true,
+        Capacity::Request => {
+            let kept = least.free >= least.reserve.of(least.size);
+            kept && least.overcommit == 1000 && new <= least.available()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +148,24 @@ mod tests {
         let message = admit("fast", &room(10 * GIB, 9 * GIB, 0, 9 * GIB), GIB).unwrap_err().to_string();
         for word in ["fast", "1.0 GiB are asked for", "0 bytes are available", "9.0 GiB are free"] {
             assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn ample_room_is_room_without_overcommitment() {
+        let least = room(1000, 900, 0, 300);
+        for (room, new, ample) in [
+            (least, 550, true),
+            (least, 551, false),
+            (Room { others: 50, ..least }, 501, false),
+            // Nothing is promised where the reserve is used, not even nothing.
+            (Room { free: 49, ..least }, 0, false),
+            (Room { overcommit: 2000, ..least }, 1, false),
+            (Room { overcommit: 999, ..least }, 1, false),
+            (Room { capacity: Capacity::Filesystem, free: 0, ..least }, 1 << 40, true),
+        ] {
+            assert_eq!(is_ample(&room, new), ample, "{room:?} {new}");
+            assert!(!ample || admit("p", &room, new).is_ok(), "{room:?} {new}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Known;
+use super::accounting::Accounting;
 
 /// All pools of the driver that were opened, by name.
 #[derive(Debug, Default)]
@@ -21,13 +22,13 @@ impl Neighbours {
         opened.insert(pool.to_owned(), (device, Arc::downgrade(known)));
     }
 
-    /// Bytes that volumes of other pools on the filesystem `device` may still take. The caller has no account locked.
-    pub(super) fn outstanding(&self, pool: &str, device: u64) -> u64 {
+    /// The sum of `count` over the other pools on the filesystem `device`. The caller has no account locked.
+    pub(super) fn sum(&self, pool: &str, device: u64, count: fn(&Accounting) -> u64) -> u64 {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let others = opened.iter().filter(|(name, (of, _))| *name != pool && *of == device);
         let others: Vec<Arc<Known>> = others.filter_map(|(_, (_, known))| known.upgrade()).collect();
         drop(opened);
-        others.iter().map(|known| known.book().outstanding()).fold(0, u64::saturating_add)
+        others.iter().map(|known| count(&known.book())).fold(0, u64::saturating_add)
     }
 
     /// Admits one reservation at a time, so that two pools do not reserve the same bytes.

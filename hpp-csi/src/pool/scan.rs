@@ -13,6 +13,7 @@ use crate::sys;
 use dir::{Dir, is_file};
 use rustix::fs::OFlags;
 
+use super::accounting::VolumeAccount;
 use super::tree::Usage;
 use super::{IMAGE, Open, tree};
 
@@ -70,8 +71,8 @@ fn read_others(open: &Open<'_>) -> Result<()> {
     if !open.pool.config.shared {
         return Ok(());
     }
-    let time = |folder: Dir| folder.stat_self().map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
-    let stamp = [time(open.volume_records()?)?, time(open.snapshot_records()?)?];
+    let time = |folder: &Dir| folder.stat_self().map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+    let stamp = [time(&open.volume_records()?)?, time(&open.snapshot_records()?)?];
     let known = *open.known.records.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if known == Some(stamp) {
         return Ok(());
@@ -86,31 +87,26 @@ fn read_others(open: &Open<'_>) -> Result<()> {
 /// Takes in what can be seen of volumes at once, without going through their files: before something is promised.
 pub(crate) fn follow(open: &Open<'_>) -> Result<()> {
     read_others(open)?;
-    let lines: Vec<(Id, Shape, Option<u32>)> = open
-        .known
-        .book()
-        .volumes
-        .iter()
-        .map(|(id, line)| (id.clone(), line.shape, line.record.as_ref().and_then(|record| record.project)))
-        .collect();
-    let blocks = open.blocks()?;
-    let mut seen = Vec::new();
-    for (id, shape, project) in lines {
-        let used = match shape {
-            Shape::Block => blocks.stat(&id)?.filter(is_file).map(|stat| tree::bytes(&stat)),
-            Shape::Loop => match open.root.dir(&id)? {
-                Some(folder) => folder.stat(IMAGE)?.filter(is_file).map(|stat| tree::bytes(&stat)),
-                None => None,
-            },
-            Shape::Folder => by_quota(open, project)?,
-        };
-        seen.extend(used.map(|used| (id, used)));
-    }
-    let mut book = open.known.book();
-    for (id, used) in seen {
-        if let Some(line) = book.volumes.get_mut(&id) {
-            line.follow(used);
-        }
+    let ids: Vec<Id> = open.known.book().volumes.keys().cloned().collect();
+    ids.iter().try_for_each(|id| follow_volume(open, id))
+}
+
+/// The same of one volume: before it shares what it has written.
+pub(crate) fn follow_volume(open: &Open<'_>, id: &Id) -> Result<()> {
+    let of = |line: &VolumeAccount| (line.shape, line.record.as_ref().and_then(|record| record.project));
+    let Some((shape, project)) = open.known.book().volumes.get(id).map(of) else { return Ok(()) };
+    let used = match shape {
+        Shape::Block => open.blocks()?.stat(id)?.filter(is_file).map(|stat| tree::bytes(&stat)),
+        Shape::Loop => match open.root.dir(id)? {
+            Some(folder) => folder.stat(IMAGE)?.filter(is_file).map(|stat| tree::bytes(&stat)),
+            None => None,
+        },
+        Shape::Folder => by_quota(open, project)?,
+    };
+    if let Some(used) = used
+        && let Some(line) = open.known.book().volumes.get_mut(id)
+    {
+        line.follow(used);
     }
     Ok(())
 }
@@ -130,12 +126,11 @@ fn by_quota(open: &Open<'_>, project: Option<u32>) -> Result<Option<u64>> {
 pub(crate) fn measure(open: &Open<'_>, budget: &mut tree::Budget, only: Option<&HashSet<Id>>) -> Result<()> {
     let (lines, sharing) = {
         let book = open.known.book();
-        let lines: Vec<_> =
-            book.volumes.iter().map(|(id, line)| (id.clone(), line.shape, line.record.clone())).collect();
+        let wanted = book.volumes.iter().filter(|(id, _)| only.is_none_or(|only| only.contains(*id)));
+        let lines: Vec<_> = wanted.map(|(id, line)| (id.clone(), line.shape, line.record.clone())).collect();
         (lines, if open.known.sharing { book.sharing() } else { HashSet::new() })
     };
-    for (id, shape, record) in lines.into_iter().filter(|(id, ..)| only.is_none_or(|only| only.contains(id)))
-    {
+    for (id, shape, record) in lines {
         let Some(usage) = usage(open, &id, shape, record.as_ref(), sharing.contains(&id), budget)? else {
             continue;
         };

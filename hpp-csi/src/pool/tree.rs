@@ -244,6 +244,10 @@ pub(crate) fn remove(trash: &Dir, name: &OsStr, fresh: fn() -> String) -> Result
     if !is_dir(&stat) {
         return unlink(trash, name);
     }
+    // An empty folder needs no look into it.
+    if unlinkat(trash, name, AtFlags::REMOVEDIR).is_ok() {
+        return Ok(());
+    }
     let Some(folder) = trash.dir(name)? else { return Ok(()) };
     loop {
         let mut dir = list(&folder)?;
@@ -262,8 +266,10 @@ pub(crate) fn remove(trash: &Dir, name: &OsStr, fresh: fn() -> String) -> Result
             break;
         }
     }
-    mutable(trash, name);
-    trash.remove_dir(name)?;
+    if unlinkat(trash, name, AtFlags::REMOVEDIR).is_err() {
+        mutable(trash, name);
+        trash.remove_dir(name)?;
+    }
     Ok(())
 }
 

@@ -167,6 +167,8 @@ async fn start(
         config.plugins.clone(),
         config.shared.clone(),
     );
+    let networks = tokio::task::spawn_blocking(move || networks.alone()).await;
+    let networks = networks.map_err(|error| Error::system("cannot prepare the networks", error))??;
     let networks = Arc::new(networks);
     settings.synced().await;
     let site = Site { kubelet: config.kubelet.clone(), capabilities, host, networks, settings };

@@ -179,7 +179,8 @@ mod tests {
     fn the_primary_one_comes_first_and_the_others_have_their_networks() {
         let spec = r#"{"domain": {"cpu": {"cores": 2}, "devices": {"networkInterfaceMultiqueue": true, "interfaces": [
             {"name": "blue", "bridge": {}, "macAddress": "02-00-00-00-00-0A"},
-            {"name": "pod", "masquerade": {}, "model": "e1000", "ports": [{"port": 80}, {"port": 53, "protocol": "UDP"}]}]}},
+            {"name": "pod", "masquerade": {}, "model": "e1000", "ports": [{"port": 80}, {"port": 53, "protocol": "UDP"}],
+             "portRanges": [{"protocol": "UDP", "start": 8000, "end": 8010}]}]}},
             "networks": [{"name": "blue", "multus": {"networkName": "other/blue"}},
                          {"name": "pod", "pod": {"vmNetworkCIDR": "10.7.0.0/24"}}]}"#;
         let wanted = wanted(spec, &[("other/blue", BRIDGE)]).unwrap();
@@ -187,7 +188,8 @@ mod tests {
         assert_eq!((pod.names.pod.as_str(), pod.many_queues), ("eth0", false));
         let Binding::Masquerade { v4, ports, .. } = &pod.binding else { panic!("{pod:?}") };
         assert_eq!(v4.to_string(), "10.7.0.0/24");
-        assert_eq!(ports[..], [Port { tcp: true, number: 80 }, Port { tcp: false, number: 53 }]);
+        let range = Port { tcp: false, number: 8000, last: 8010 };
+        assert_eq!(ports[..], [Port::one(true, 80), Port::one(false, 53), range]);
         assert_eq!((blue.names.pod.as_str(), blue.many_queues), ("pod16477688c0e", true));
         assert_eq!((blue.network.name(), blue.mac.to_string()), ("own", "02:00:00:00:00:0a".to_owned()));
     }

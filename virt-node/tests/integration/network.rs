@@ -89,17 +89,19 @@ fn only_ports_of_the_list_are_forwarded() {
     let machine = Machine::new();
     let mut guest = machine.guest("vm");
     let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else { panic!("masquerade") };
-    ports.extend([Port { tcp: true, number: 80 }, Port { tcp: false, number: 53 }]);
+    let range = Port { tcp: true, number: 8000, last: 8010 };
+    ports.extend([Port::one(true, 80), Port::one(false, 53), range]);
     let attached = attach(&machine.places, &guest).unwrap();
     let rules = inside(&attached.namespace, || run("nft", &["list", "table", "inet", "ferrovirt"]));
     for part in [
         "tcp dport 80 dnat ip to 10.0.2.2",
         "udp dport 53 dnat ip to 10.0.2.2",
+        "tcp dport 8000-8010 dnat ip to 10.0.2.2",
         "oifname \"eth0\" masquerade",
     ] {
         assert!(rules.contains(part), "{rules}");
     }
-    assert_eq!(rules.matches("dnat").count(), 2, "{rules}");
+    assert_eq!(rules.matches("dnat").count(), 3, "{rules}");
     detach(&machine.places, "default-vm").unwrap();
 }
 
@@ -328,7 +330,7 @@ fn guests_are_kept_apart_and_to_their_own_addresses() {
             panic!("masquerade")
         };
         // Other ports are the namespace's, where the test is.
-        ports.push(Port { tcp: true, number: 80 });
+        ports.push(Port::one(true, 80));
         attach(&machine.places, &guest).unwrap()
     });
     assert_eq!(forwarding(), "1\n");

@@ -1,13 +1,13 @@
 //! Guests on their networks, with the launcher as it ships: first a stand-in for the guest, then Linux.
 
 use std::fs;
-use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::unix::fs::chown;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use api::launch::{Interface, Launch, NicModel};
+use api::launch::{DhcpOptions, Interface, Launch, NicModel};
 use api::launcher::{Answer, Event, Request};
 use api::names::QEMU_ID;
 use dhcproto::{Decodable, Decoder, Encodable, v6};
@@ -36,6 +36,7 @@ fn interface(nic: &Nic) -> Interface {
         queues: nic.tap.many_queues.then_some(2),
         boot_order: None,
         acpi_index: None,
+        pci_address: None,
         link_up: true,
         dhcp: nic.tap.dhcp.clone(),
     }
@@ -83,12 +84,13 @@ impl StandIn {
         // It takes the address, and prints the options.
         let script = self.script(
             "set | grep -E '^(ip|mask|router|dns|mtu|hostname|domain|search|staticroutes|serverid)='\n\
+            set | grep -E '^(bootfile|tftp|ntpsrv)='\n\
             ip addr add $ip/$mask dev $interface\n\
             [ -z \"$router\" ] || ip route add default via $router",
         );
-        let options = ["-O", "mtu", "-O", "search", "-O", "staticroutes"];
+        let options = ["mtu", "search", "staticroutes", "bootfile", "tftp", "ntpsrv"];
         let mut words = vec!["udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "20", "-T", "1", "-s", &script];
-        words.extend(options);
+        words.extend(options.into_iter().flat_map(|option| ["-O", option]));
         self.run("busybox", &words)
     }
 }
@@ -106,10 +108,17 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
     let mut guest = machine.guest("vm");
     guest.resolvers.search = vec!["a.example".to_owned()];
     let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else { panic!("masquerade") };
-    ports.push(Port { tcp: true, number: 80 });
+    ports.extend([Port::one(true, 80), Port { tcp: true, number: 8080, last: 8082 }]);
     let attached = attach(&machine.places, &guest).unwrap();
     let launcher = launcher(&attached);
-    launcher.launch(&with_interfaces(launcher.document(HALTS), &attached));
+    let mut document = with_interfaces(launcher.document(HALTS), &attached);
+    document.interfaces[0].dhcp.as_mut().unwrap().options = DhcpOptions {
+        boot_file: Some("boot.efi".to_owned()),
+        tftp_server: Some("tftp.example".to_owned()),
+        ntp_servers: vec!["192.0.2.123".parse().unwrap()],
+        ..DhcpOptions::default()
+    };
+    launcher.launch(&document);
     let capabilities = status_line(launcher.worker(), "CapEff");
     assert_eq!(u64::from_str_radix(&capabilities, 16).unwrap(), 0, "none is needed");
     let place = StandIn::new(&machine, &attached);
@@ -121,6 +130,9 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
         "mtu='1400'",
         "hostname='vm'",
         "search='a.example'",
+        "bootfile='boot.efi'",
+        "tftp='tftp.example'",
+        "ntpsrv='192.0.2.123'",
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
@@ -137,12 +149,17 @@ fn a_stand_in_gets_the_guests_address_and_connectivity() {
         command.args(["httpd", "-f", "-p", port, "-h"]).arg(&folder);
         guests::Killed(inside(&place.0, || command.spawn().unwrap()))
     };
-    let _servers = [serve("80"), serve("81")];
+    let _servers = ["80", "81", "8082", "8083"].map(serve);
     let address = nic(&attached).addresses[0];
-    let seen = eventually("the guest's page", || page((address, 80).into()));
-    assert!(seen.contains("from the guest"), "{seen}");
-    eventually("81 is served", || inside(&place.0, || page("10.0.2.2:81".parse().unwrap())));
-    assert_eq!(page((address, 81).into()), None, "81 is not on the list");
+    for port in [80, 8082] {
+        let seen = eventually("the guest's page", || page((address, port).into()));
+        assert!(seen.contains("from the guest"), "{port}: {seen}");
+    }
+    for port in [81, 8083] {
+        let inner: SocketAddr = ([10, 0, 2, 2], port).into();
+        eventually("the port is served", || inside(&place.0, || page(inner)));
+        assert_eq!(page((address, port).into()), None, "{port} is not on the list");
+    }
     // The next worker answers as the one before.
     kill(launcher.worker(), Signal::KILL);
     eventually("another worker", || {
@@ -215,7 +232,7 @@ fn a_guest_with_ipv6_gets_its_address_and_route() {
     let pod = network::PodNetwork { subnet: None, subnet6: Some("fd00:7::/64".parse().unwrap()) };
     guest.interfaces[0].network = pod.configuration(&machine.places.state).unwrap();
     let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else { panic!("masquerade") };
-    ports.push(Port { tcp: true, number: 80 });
+    ports.push(Port::one(true, 80));
     let attached = attach(&machine.places, &guest).unwrap();
     assert_eq!(nic(&attached).addresses.len(), 2, "{attached:?}");
     let _router = network::Advertiser::start(&attached.namespace, nic(&attached)).unwrap().unwrap();

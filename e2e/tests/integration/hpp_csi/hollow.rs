@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use cluster::{Client, Config};
 use e2e::programs;
 use e2e::storage::{DRIVER, NAMESPACE, Provisioner};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -153,22 +152,6 @@ fn bound(space: &Space, claims: usize) -> Volumes {
     all
 }
 
-fn api_server() -> Option<Pid> {
-    let all = kills::processes_of(CLUSTER.place());
-    let is_it = |line: &str| line.split(' ').next().is_some_and(|name| name.ends_with("/kube-apiserver"));
-    all.into_iter().find(|(_, line, pod)| !pod && is_it(line)).map(|(pid, ..)| pid)
-}
-
-/// Kills the API server, and stops the next one while it starts: until it continues, connections are refused or hang.
-fn stop_api_server() -> Pid {
-    CLUSTER.restart_killed("kube-apiserver").unwrap();
-    let old = api_server().unwrap();
-    kill_process(old, Signal::KILL).unwrap();
-    let new = until("the next API server", || api_server().filter(|new| *new != old));
-    kill_process(new, Signal::STOP).unwrap();
-    new
-}
-
 /// The most attempts in a time, when each pause is twice as long as the one before, less up to a quarter.
 fn attempts([first, longest]: [Duration; 2], time: Duration) -> u32 {
     let (mut count, mut at, mut pause) = (1, Duration::ZERO, first);
@@ -266,7 +249,7 @@ fn agents_of_ten_nodes_converge_after_the_api_server_was_away() {
     (0..third).for_each(|number| claim(&space, number, 16));
     bound(&space, third);
     (third..2 * third).for_each(|number| claim(&space, number, 16));
-    let server = stop_api_server();
+    let server = kills::stop_api_server(&CLUSTER);
     let before = calls();
     thread::sleep(away);
     let while_away = since(&before);
@@ -279,10 +262,7 @@ fn agents_of_ten_nodes_converge_after_the_api_server_was_away() {
         node.proxy.plan(CREATE_VOLUME, CONFLICT);
     }
     let (begun, before) = (Instant::now(), calls());
-    kill_process(server, Signal::CONT).unwrap();
-    until("the API server is ready", || {
-        CLUSTER.kubectl().args(["get", "--raw", "/readyz"]).output().unwrap().status.success().then_some(())
-    });
+    kills::continue_api_server(&CLUSTER, server);
     let ready = begun.elapsed();
     (2 * third..3 * third).for_each(|number| claim(&space, number, 16));
     let volumes = bound(&space, 3 * third);

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
+use e2e::processes::Memory;
 use e2e::{Cluster, programs};
+use rustix::process::Pid;
 use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = "kubemacpool-system";
@@ -46,10 +48,6 @@ impl Replica {
     /// Where the webhook listens.
     pub(crate) fn webhook(&self) -> SocketAddr {
         (self.address, self.port).into()
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     /// SIGKILL.
@@ -102,9 +100,7 @@ impl Replica {
 
     /// Resident memory, in KiB.
     pub(crate) fn resident(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
+        Memory::of(Pid::from_child(&self.child)).unwrap().resident
     }
 }
 

@@ -1,30 +1,18 @@
-//! A guest's serial console, over a WebSocket of the API server.
+//! Streams of a guest, such as its serial console, over a WebSocket of the API server.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cluster::Client;
+use cluster::websocket::Socket;
 use futures_util::{SinkExt, StreamExt};
-use http_body_util::{BodyExt, Empty};
-use hyper::client::conn::http1;
-use hyper::upgrade::Upgraded;
-use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
-use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::handshake::client::generate_key;
-use tokio_tungstenite::tungstenite::protocol::Role;
 
 use crate::platform::place::Place;
 
-/// How long connecting, and an answer of the guest, may take.
+/// How long an answer of the guest may take.
 const TIMEOUT: Duration = Duration::from_secs(180);
-
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// An open console.
 pub(crate) struct Console<'a> {
@@ -45,57 +33,25 @@ impl<'a> Console<'a> {
         name: &str,
         subresource: &str,
     ) -> Result<Self, String> {
-        Self::stream_as(place, namespace, name, subresource, None)
+        Self::stream_of(place, &place.client, namespace, name, subresource)
     }
 
-    /// The same as a user, by impersonation.
-    pub(crate) fn stream_as(
+    /// The same as the user of a client.
+    pub(crate) fn stream_of(
         place: &'a Place,
+        client: &Client,
         namespace: &str,
         name: &str,
         subresource: &str,
-        user: Option<&str>,
     ) -> Result<Self, String> {
-        let node = place.cluster.place();
-        let host = node.node_address().to_string();
-        let pki = |name: &str| std::fs::read_to_string(node.path("pki").join(name)).unwrap();
-        let tls =
-            serve::tls::client_config(&pki("ca.crt"), Some((&pki("admin.crt"), &pki("admin.key")))).unwrap();
         let path = format!(
             "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{name}/{subresource}"
         );
-        let mut request = Request::builder()
-            .uri(path)
-            .header("host", format!("{host}:6443"))
-            .header("connection", "Upgrade")
-            .header("upgrade", "websocket")
-            .header("sec-websocket-version", "13")
-            .header("sec-websocket-key", generate_key())
-            .header("sec-websocket-protocol", "plain.kubevirt.io");
-        if let Some(user) = user {
-            request =
-                request.header("impersonate-user", user).header("impersonate-group", "system:authenticated");
-        }
-        let request = request.body(Empty::<Bytes>::new()).unwrap();
-        let connecting = async {
-            let stream = TcpStream::connect((host.as_str(), 6443)).await.unwrap();
-            let name = ServerName::try_from(host.clone()).unwrap();
-            let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
-            let connected = http1::handshake(TokioIo::new(stream)).await;
-            let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
-            tokio::spawn(connection.with_upgrades());
-            let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
-            let status = answer.status();
-            // The text of a refusal can come in a packet of its own.
-            if status != StatusCode::SWITCHING_PROTOCOLS {
-                let body = answer.into_body().collect().await.map_err(|error| format!("{status} {error}"))?;
-                return Err(format!("{status} {}", String::from_utf8_lossy(&body.to_bytes())));
-            }
-            let stream = hyper::upgrade::on(answer).await.map_err(|error| error.to_string())?;
-            Ok(WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Client, None).await)
-        };
-        let connected = place.cluster.run(async { timeout(TIMEOUT, connecting).await });
-        let socket = connected.map_err(|_| "no answer".to_owned())??;
+        let opened = place.cluster.run(client.websocket(&path, "plain.kubevirt.io"));
+        let socket = opened.map_err(|error| match error.code() {
+            Some(code) => format!("{code} {error}"),
+            None => error.chain(),
+        })?;
         Ok(Self { place, socket })
     }
 

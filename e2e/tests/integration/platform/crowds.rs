@@ -11,19 +11,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use e2e::peer::flaky::Flaky;
+use e2e::processes::Memory;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::platform::machines::machine;
-use crate::platform::place::{DATA_VOLUMES, PLACE, PODS, Place};
+use crate::platform::place::{DATA_VOLUMES, PLACE, PODS};
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
 /// Where the test's volumes are.
 const SPACE: &str = "crowds";
-/// Most memory of a process that is its own, in KiB.
+/// Most anonymous memory of a pod, in KiB.
 const MEMORY_MAX: u64 = 64 << 10;
 /// How long a client waits.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -134,9 +135,9 @@ impl<'a> Listener<'a> {
         format!("{}:{}", self.row.pod.trim_end_matches('-'), self.row.port)
     }
 
-    /// The largest memory of its own that a process of the pod has now, in KiB.
+    /// Anonymous memory of the pod now, in KiB.
     fn memory(&self) -> u64 {
-        Place::memory(&self.uid, "RssAnon:").unwrap()
+        Memory::of_pod(&self.uid).unwrap().anonymous
     }
 }
 

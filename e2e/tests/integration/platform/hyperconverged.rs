@@ -200,6 +200,16 @@ fn patches_of_annotations_are_applied_and_reported() {
         let text = PLACE.until(PLATFORM, &format!("{name} is degraded"), || degraded(name));
         assert!(text.contains("spec.ovs: the Open vSwitch plugin is not deployed"), "{text}");
     }
+    for (reason, text) in
+        [("Modified", "Config spec was modified"), ("Failed", "Operator failed: spec.ovs: ")]
+    {
+        PLACE.until(PLATFORM, &format!("the event {reason}"), || {
+            let about = format!("involvedObject.kind=NetworkAddonsConfig,reason={reason}");
+            let words = ["get", "events", "-A", "-o", "jsonpath={.items[*].message}", "--field-selector"];
+            let printed = PLACE.kubectl(&[&words[..], &[&about]].concat()).unwrap();
+            printed.contains(text).then_some(())
+        });
+    }
     PLACE.kubectl(&["-n", PLATFORM, "annotate", OBJECT, &format!("{annotation}-")]).unwrap();
     for name in [CHILDREN[2].1, OBJECT] {
         PLACE.until(PLATFORM, "it recovers", || degraded(name).is_none().then_some(()));

@@ -6,9 +6,10 @@ use std::fs::File;
 use std::time::Instant;
 
 use e2e::peer::web::Web;
+use e2e::processes::Memory;
 use serde_json::json;
 
-use crate::platform::place::{DATA_VOLUMES, PLACE, PODS, Place};
+use crate::platform::place::{DATA_VOLUMES, PLACE, PODS};
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
@@ -32,8 +33,8 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
         PLACE.list(PODS, PLATFORM).into_iter().find(of)
     });
     let operator = operator["metadata"]["uid"].as_str().unwrap().to_owned();
-    let memory = |line: &str| Place::memory(&operator, line).unwrap();
-    let before = memory("RssAnon:");
+    let memory = || Memory::of_pod(&operator).unwrap();
+    let before = memory().anonymous;
     let begun = Instant::now();
     let names: Vec<String> = (0..count).map(|number| format!("many{number:03}")).collect();
     for name in &names {
@@ -56,7 +57,7 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
     let mut most = before;
     for name in &names {
         PLACE.until(SPACE, &format!("{name} is imported"), || {
-            most = most.max(memory("RssAnon:"));
+            most = most.max(memory().anonymous);
             let volume = PLACE.find(DATA_VOLUMES, SPACE, name)?;
             (volume["status"]["phase"] == "Succeeded").then_some(())
         });
@@ -65,7 +66,7 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
         "{count} DataVolumes at once: {:.1?}; operator {before} KiB of its own before, at most {most} KiB while they are \
          imported; whole {} KiB",
         begun.elapsed(),
-        memory("VmRSS:"),
+        memory().resident,
     );
     assert!(most <= MEMORY_MAX, "{most} KiB");
     PLACE.remove_namespace(SPACE);

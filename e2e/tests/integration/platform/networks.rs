@@ -6,6 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use cluster::Resource;
+use e2e::place::Place;
 use e2e::volume::Volume;
 use serde_json::{Value, json};
 
@@ -30,6 +31,13 @@ fn ip(words: &str) -> String {
     String::from_utf8(run.stdout).unwrap()
 }
 
+/// Names of the links that `ip -json link` printed.
+pub(crate) fn names(links: &str) -> Vec<String> {
+    let links: Vec<Value> = serde_json::from_str(links).unwrap();
+    // Without links there is an empty object in the list.
+    links.iter().filter_map(|link| Some(link["ifname"].as_str()?.to_owned())).collect()
+}
+
 /// A bridge of the node, which goes when this is dropped.
 struct Bridge(&'static str);
 
@@ -42,10 +50,7 @@ impl Bridge {
 
     /// Its ports.
     fn ports(&self) -> Vec<String> {
-        let links: Value = serde_json::from_str(&ip(&format!("-json link show master {}", self.0))).unwrap();
-        let links = links.as_array().cloned().unwrap_or_default();
-        // Without links there is an empty object in the list.
-        links.iter().filter_map(|link| Some(link["ifname"].as_str()?.to_owned())).collect()
+        names(&ip(&format!("-json link show master {}", self.0)))
     }
 }
 
@@ -57,7 +62,7 @@ impl Drop for Bridge {
 }
 
 /// A definition; without a configuration the node's file of its name has it.
-fn define(namespace: &str, name: &str, config: Option<&str>, resource: Option<&str>) {
+pub(crate) fn define(namespace: &str, name: &str, config: Option<&str>, resource: Option<&str>) {
     let mut object = json!({
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
@@ -79,15 +84,15 @@ fn bridged(bridge: &str) -> String {
 }
 
 /// The same with addresses, in a network of the bridge's name.
-fn leased(bridge: &str) -> String {
+pub(crate) fn leased(bridge: &str) -> String {
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "198.51.100.0/24"}]]});
     json!({"cniVersion": "1.0.0", "name": bridge, "type": "bridge", "bridge": bridge, "ipam": ipam})
         .to_string()
 }
 
-/// The addresses that are reserved in a network of [`leased`].
-fn leases(network: &str) -> Vec<String> {
-    let folder = PLACE.cluster.place().path("var-lib/cni/networks").join(network);
+/// The addresses that are reserved on a node in a network of [`leased`].
+pub(crate) fn leases(node: &Place, network: &str) -> Vec<String> {
+    let folder = node.path("var-lib/cni/networks").join(network);
     // Without an attachment there never was a directory.
     let files = fs::read_dir(folder).into_iter().flatten();
     files
@@ -104,7 +109,7 @@ fn pod_interface(network: &str) -> String {
 }
 
 /// A VM without a disk on these networks: the name in the spec, and that of the definition.
-fn diskless(name: &str, networks: &[(&str, &str)]) -> Value {
+pub(crate) fn diskless(name: &str, networks: &[(&str, &str)]) -> Value {
     let mut vm = machine(name, "Always", &json!({}));
     let spec = &mut vm["spec"]["template"]["spec"];
     spec["volumes"] = json!([]);
@@ -139,10 +144,34 @@ fn pod(namespace: &str, vm: &str) -> Option<Value> {
     PLACE.list(PODS, namespace).into_iter().find(|pod| pod["metadata"]["labels"]["vm.kubevirt.io/name"] == vm)
 }
 
-/// The annotation network-status of the VM's pod.
+/// The annotation network-status of a pod.
+pub(crate) fn listed_in(pod: &Value) -> Vec<Value> {
+    let text = pod["metadata"]["annotations"][STATUS].as_str();
+    text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+/// The same of the VM's pod.
 fn listed(namespace: &str, vm: &str) -> Vec<Value> {
-    let text = pod(namespace, vm).map(|pod| pod["metadata"]["annotations"][STATUS].clone());
-    text.and_then(|text| serde_json::from_str(text.as_str()?).ok()).unwrap_or_default()
+    pod(namespace, vm).map(|pod| listed_in(&pod)).unwrap_or_default()
+}
+
+/// Makes a VM on a network with a configuration of 1 MiB, and one on 200 networks, and waits until the agent has refused
+/// both.
+#[track_caller]
+pub(crate) fn refuse_large(namespace: &str) {
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge", "more": "x".repeat(1 << 20)});
+    define(namespace, "large", Some(&config.to_string()), None);
+    define(namespace, "small", Some(&bridged("e2e-small")), None);
+    let names: Vec<String> = (0..200).map(|number| format!("net{number}")).collect();
+    let networks: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "small")).collect();
+    let cases =
+        [("large", &[("net", "large")][..], "spec.config"), ("many", &networks[..], "32 is the limit")];
+    for (name, networks, _) in cases {
+        PLACE.create(MACHINES, namespace, &diskless(name, networks));
+    }
+    for (name, _, why) in cases {
+        until_refused(namespace, name, why);
+    }
 }
 
 /// Waits until an instance does not run for this reason.
@@ -156,11 +185,10 @@ fn until_refused(namespace: &str, name: &str, why: &str) {
     });
 }
 
-/// The agent's notes of attachments of a namespace.
-fn notes(namespace: &str) -> Vec<String> {
-    let folders = ["begun", "results"]
-        .map(|name| PLACE.cluster.node_path(&format!("/var/lib/ferrovirt/network/{name}")));
-    let files = folders.into_iter().flatten().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
+/// The notes of a node's agent about attachments of a namespace.
+pub(crate) fn notes(node: &Place, namespace: &str) -> Vec<String> {
+    let folders = ["begun", "results"].map(|name| node.path("var-lib/ferrovirt/network").join(name));
+    let files = folders.into_iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
     let of = format!("[\"K8S_POD_NAMESPACE\",\"{namespace}\"]");
     let texts = files.filter_map(|file| fs::read_to_string(file.ok()?.path()).ok());
     texts.filter(|text| text.replace(' ', "").contains(&of)).collect()
@@ -174,7 +202,7 @@ fn until_nothing_is_left(namespace: &str, bridges: &[&Bridge]) {
     });
     let left = || {
         let ports: Vec<String> = bridges.iter().flat_map(|bridge| bridge.ports()).collect();
-        (ports, notes(namespace))
+        (ports, notes(PLACE.cluster.place(), namespace))
     };
     let mut last = left();
     PLACE.until(namespace, "no attachment is left", || {
@@ -222,6 +250,18 @@ fn bridges_are_resources_of_the_node() {
         follows(&["link del e2e-other"], &[("e2e-other", "")]);
     }
     println!("bridge added, renamed, removed -> allocatable: {times:?}");
+    // The scheduler places no pod where its bridge is missing.
+    let namespace = "marked";
+    PLACE.namespace(namespace);
+    define(namespace, "absent", Some(&bridged("e2e-absent")), Some("e2e-absent"));
+    PLACE.create(MACHINES, namespace, &diskless("vm", &[("absent", "absent")]));
+    PLACE.until_status(namespace, "vm", "ErrorUnschedulable");
+    let bridge = Bridge::create("e2e-absent");
+    PLACE.until_status(namespace, "vm", "Running");
+    assert_eq!(bridge.ports().len(), 1);
+    PLACE.delete(MACHINES, namespace, "vm");
+    until_nothing_is_left(namespace, &[&bridge]);
+    PLACE.remove_namespace(namespace);
 }
 
 #[test]
@@ -322,6 +362,27 @@ fn interfaces_come_and_go_while_the_guest_runs() {
 }
 
 #[test]
+fn cards_and_disks_are_at_the_addresses_that_are_requested() {
+    let namespace = "placed-devices";
+    PLACE.namespace(namespace);
+    let _streams = Streams::follow();
+    let _volume = claim(namespace, "vm", &shell::disk());
+    let mut vm = machine("vm", "Always", &json!({"persistentVolumeClaim": {"claimName": "vm"}}));
+    let domain = &mut vm["spec"]["template"]["spec"]["domain"];
+    domain["memory"]["guest"] = json!(shell::MEMORY);
+    domain["devices"]["interfaces"][0]["pciAddress"] = json!("0000:00:10.0");
+    domain["devices"]["disks"][0]["disk"]["pciAddress"] = json!("0000:03:00.0");
+    PLACE.create(MACHINES, namespace, &vm);
+    let mut guest = Guest::of(namespace, "vm");
+    for device in ["0000:00:10.0/virtio*/net", "0000:03:00.0/virtio*"] {
+        guest.until(&format!("ls -d /sys/bus/pci/devices/{device}"));
+    }
+    PLACE.delete(MACHINES, namespace, "vm");
+    until_nothing_is_left(namespace, &[]);
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
 fn networks_that_cannot_be_attached_are_named() {
     let (namespace, other) = ("refused-networks", "refused-elsewhere");
     PLACE.namespace(namespace);
@@ -400,7 +461,7 @@ fn attachments_of_agents_that_were_killed_are_removed() {
             }
             // In the middle of it.
             PLACE.until(namespace, "the first attachment begins", || {
-                (!notes(namespace).is_empty()).then_some(())
+                (!notes(PLACE.cluster.place(), namespace).is_empty()).then_some(())
             });
         };
         replace_agent_at(create);
@@ -411,7 +472,7 @@ fn attachments_of_agents_that_were_killed_are_removed() {
         assert_eq!((one.ports().len(), two.ports().len()), (guests, guests));
         replace_agent_at(|| names.iter().for_each(|name| PLACE.delete(MACHINES, namespace, name)));
         until_nothing_is_left(namespace, &[&one, &two]);
-        assert_eq!(leases(two.0), [""; 0]);
+        assert_eq!(leases(PLACE.cluster.place(), two.0), [""; 0]);
     }
     PLACE.remove_namespace(namespace);
 }
@@ -439,12 +500,14 @@ fn nothing_is_left_of_guests_that_came_and_went_while_the_agent_was_killed_again
             attached = attached.max(one.ports().len() + two.ports().len());
         }
         // Some are attached by now, and others are in the middle of it.
-        PLACE.until(namespace, "an attachment begins", || (!notes(namespace).is_empty()).then_some(()));
+        PLACE.until(namespace, "an attachment begins", || {
+            (!notes(PLACE.cluster.place(), namespace).is_empty()).then_some(())
+        });
         names.iter().for_each(|name| PLACE.delete(MACHINES, namespace, name));
         (0..kills).for_each(|_| kill());
     });
     println!("{guests} VMs, agent killed {} times, at most {attached} ports at a kill", 2 * kills + 1);
     until_nothing_is_left(namespace, &[&one, &two]);
-    assert_eq!(leases(two.0), [""; 0]);
+    assert_eq!(leases(PLACE.cluster.place(), two.0), [""; 0]);
     PLACE.remove_namespace(namespace);
 }

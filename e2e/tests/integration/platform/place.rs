@@ -34,7 +34,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 /// A cluster with the platform.
 pub(crate) struct Place {
     pub(crate) cluster: Cluster,
-    client: Client,
+    /// The administrator.
+    pub(crate) client: Client,
     /// Time from the first object to Available.
     pub(crate) installed: Duration,
     /// Whether a VM was accepted at that moment.
@@ -104,23 +105,6 @@ impl Place {
         fs::write(&body, options.to_string()).unwrap();
         let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/{path}");
         self.kubectl(&["replace", "--raw", &path, "-f", body.to_str().unwrap()]).map(drop)
-    }
-
-    /// A line of `/proc/PID/status` (such as `RssAnon:`) of the pod's process that has most, in KiB; none of a pod that is
-    /// gone.
-    pub(crate) fn memory(uid: &str, line: &str) -> Option<u64> {
-        let scope = uid.replace('-', "_");
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let of_process = |process: fs::DirEntry| {
-            let groups = fs::read_to_string(process.path().join("cgroup")).ok()?;
-            if !groups.contains(uid) && !groups.contains(&scope) {
-                return None;
-            }
-            let status = fs::read_to_string(process.path().join("status")).ok()?;
-            let value = status.lines().find_map(|one| one.strip_prefix(line))?;
-            value.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-        };
-        processes.filter_map(of_process).max()
     }
 
     /// Waits until `found` gives something.

@@ -12,6 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cluster::{Cache, Client, Config, Key, Scope};
+use e2e::processes::{self, Memory};
 use futures_util::{StreamExt, stream};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -19,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::platform::hollow::Hollow;
 use crate::platform::machines::machine;
-use crate::platform::place::{MACHINES, PLACE, PODS, Place};
+use crate::platform::place::{MACHINES, PLACE, PODS};
 
 const NAMESPACE: &str = "scale";
 /// Creations at once.
@@ -79,10 +80,9 @@ impl Operator {
         }
     }
 
-    /// Resident memory in MiB; in a build for tests, which has several times more code, without the code.
+    /// Memory that counts, in MiB.
     fn memory(&self) -> u64 {
-        let line = if e2e::programs::released().unwrap() { "VmRSS:" } else { "RssAnon:" };
-        Place::memory(&self.uid, line).unwrap() >> 10
+        Memory::of_pod(&self.uid).unwrap().counted().unwrap() >> 10
     }
 
     /// Its answer on the port of probes; `None`: it does not listen.
@@ -106,14 +106,10 @@ impl Operator {
     }
 
     fn kill(&self) {
-        let scope = self.uid.replace('-', "_");
-        for process in fs::read_dir("/proc").unwrap().flatten() {
-            let groups = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            if (groups.contains(&self.uid) || groups.contains(&scope)) && name.trim() == "operator" {
-                let number = process.file_name().to_str().unwrap().parse().unwrap();
-                let number = rustix::process::Pid::from_raw(number).unwrap();
-                rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
+        for process in processes::of_pod(&self.uid) {
+            let name = format!("/proc/{}/comm", process.as_raw_nonzero());
+            if fs::read_to_string(name).unwrap_or_default().trim() == "operator" {
+                rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The platform on one node with five VMs at work: number of pods, their requests, and the memory that they really have.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
+use e2e::processes::Memory;
 use serde_json::Value;
 
 use crate::platform::guest;
@@ -17,26 +17,12 @@ const PODS_MAX: usize = 5;
 const REQUESTS_MAX: u64 = 192;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// One pod: its name, the memory that it asks for and has, all and anonymous, in KiB.
+/// One pod: its name, and the memory that it asks for, in KiB, and has.
 #[derive(Clone, Debug, Default)]
 struct Pod {
     name: String,
     requested: u64,
-    resident: u64,
-    anonymous: u64,
-}
-
-/// Memory of a pod's processes by a line of their `status`, in KiB.
-fn memory(uid: &str, line: &str) -> u64 {
-    let scope = uid.replace('-', "_");
-    let of_process = |process: fs::DirEntry| {
-        let groups = fs::read_to_string(process.path().join("cgroup")).ok()?;
-        let status = fs::read_to_string(process.path().join("status")).ok()?;
-        let value = status.lines().find_map(|one| one.strip_prefix(line))?;
-        let value: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
-        (groups.contains(uid) || groups.contains(&scope)).then_some(value)
-    };
-    fs::read_dir("/proc").unwrap().flatten().filter_map(of_process).sum()
+    memory: Memory,
 }
 
 fn pods() -> Vec<Pod> {
@@ -52,8 +38,7 @@ fn pods() -> Vec<Pod> {
         Pod {
             name: pod["metadata"]["name"].as_str().unwrap().to_owned(),
             requested: containers.map(|one| request(one).unwrap()).sum::<u64>() << 10,
-            resident: memory(uid, "VmRSS:"),
-            anonymous: memory(uid, "RssAnon:"),
+            memory: Memory::of_pod(uid).unwrap_or_default(),
         }
     };
     running.map(seen).collect()
@@ -61,8 +46,6 @@ fn pods() -> Vec<Pod> {
 
 pub(crate) fn is_within_its_requests() {
     let time = Duration::from_secs(30 * 60);
-    // Code is several times larger in a build for tests: there only the rest of the memory counts.
-    let released = e2e::programs::released().unwrap();
     PLACE.namespace(NAMESPACE);
     let name = |number: usize| format!("vm{number}");
     let disk = guest::beats();
@@ -83,10 +66,7 @@ pub(crate) fn is_within_its_requests() {
         assert!(now.len() <= PODS_MAX, "{now:#?}");
         for pod in now {
             match most.iter_mut().find(|one| one.name == pod.name) {
-                Some(one) => {
-                    one.resident = one.resident.max(pod.resident);
-                    one.anonymous = one.anonymous.max(pod.anonymous);
-                }
+                Some(one) => one.memory = one.memory.max(pod.memory),
                 None => most.push(pod),
             }
         }
@@ -97,13 +77,12 @@ pub(crate) fn is_within_its_requests() {
             "{}: requests {} MiB, at most {} MiB resident, {} MiB of it anonymous",
             pod.name,
             pod.requested >> 10,
-            pod.resident >> 10,
-            pod.anonymous >> 10
+            pod.memory.resident >> 10,
+            pod.memory.anonymous >> 10
         );
     }
     let requested: u64 = most.iter().map(|pod| pod.requested >> 10).sum();
-    let had = |pod: &Pod| if released { pod.resident } else { pod.anonymous };
-    let resident: u64 = most.iter().map(|pod| had(pod) >> 10).sum();
+    let resident: u64 = most.iter().map(|pod| pod.memory.counted().unwrap() >> 10).sum();
     println!(
         "{samples} samples in {:?}: {} pods, requests {requested} MiB, {resident} MiB used",
         begun.elapsed(),

@@ -108,19 +108,25 @@ fn reasons(object: &Value) -> Vec<String> {
     texts.map(str::to_owned).collect()
 }
 
+/// Adds the second node, with the platform's images, and waits until it takes guests.
+pub(crate) fn add_second(namespace: &str) -> Second {
+    let second = PLACE.cluster.start_second().unwrap();
+    second.import_images(&programs::image().unwrap()).unwrap();
+    second.import_images(&programs::launcher_image().unwrap()).unwrap();
+    PLACE.until(namespace, "the second node takes guests", || {
+        let label = "jsonpath={.metadata.labels.kubevirt\\.io/schedulable}";
+        (PLACE.kubectl(&["get", "node", "node2", "-o", label]).unwrap() == "true").then_some(())
+    });
+    second
+}
+
 pub(crate) fn outlive_their_node() {
     PLACE.namespace(NAMESPACE);
     let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
     if soak {
         storage::prepare_second(&PLACE.cluster, POOL).unwrap();
     }
-    let second = PLACE.cluster.start_second().unwrap();
-    second.import_images(&programs::image().unwrap()).unwrap();
-    second.import_images(&programs::launcher_image().unwrap()).unwrap();
-    PLACE.until(NAMESPACE, "the second node takes guests", || {
-        let label = "jsonpath={.metadata.labels.kubevirt\\.io/schedulable}";
-        (PLACE.kubectl(&["get", "node", "node2", "-o", label]).unwrap() == "true").then_some(())
-    });
+    let second = add_second(NAMESPACE);
     join::guests_of_two_nodes_share_a_network(&second);
     crowd::starts_on_two_nodes();
     if soak {

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use cluster::Resource;
+use e2e::processes::Memory;
 use e2e::storage::DRIVER;
 use serde_json::{Value, json};
 
@@ -38,8 +39,8 @@ fn all_are(kind: Resource, number: usize, is_ready: impl Fn(&Value) -> bool) {
     });
 }
 
-/// All and anonymous memory of agent and driver, in KiB.
-fn memory() -> [(u64, u64); 2] {
+/// Memory of agent and driver.
+fn memory() -> [Memory; 2] {
     [Program::Agent, Program::Driver].map(|program| {
         PLACE.until(NAME, &format!("{program:?} runs"), || program.process());
         kills::memory(program)
@@ -79,8 +80,8 @@ pub(crate) fn are_served_in_little_memory() {
     all_are(SNAPSHOTS, snapshots, |snapshot| snapshot["status"]["readyToUse"] == true);
     let [agent, driver] = memory();
     println!("{volumes} claims bound in {bound:?}, {snapshots} snapshots after {:?}", begun.elapsed());
-    println!("KiB resident and of them anonymous, before: {before:?}; agent {agent:?}, driver {driver:?}");
-    let sum = kills::counted(agent) + kills::counted(driver);
+    println!("KiB before: {before:?}; agent {agent:?}, driver {driver:?}");
+    let sum = agent.counted().unwrap() + driver.counted().unwrap();
     assert!(sum <= MEMORY_MAX, "{sum} KiB of agent and driver together");
     PLACE.kubectl(&["-n", NAME, "delete", "volumesnapshot", "--all"]).unwrap();
     PLACE.remove_namespace(NAME);

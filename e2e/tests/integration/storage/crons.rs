@@ -284,7 +284,9 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
             println!("{name}: {message}");
             message.contains(why).then_some(())
         });
-        assert!(space.events(name).iter().any(|(reason, _)| reason == "PollFailed"), "{name}");
+        until(&format!("{name} has an event"), || {
+            space.events(name).iter().any(|(reason, _)| reason == "PollFailed").then_some(())
+        });
     }
     assert!(space.names("DataVolume").is_empty() && space.names("Pod").is_empty());
     // Only the operator's certificate opens the port.

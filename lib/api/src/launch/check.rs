@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Bus, DEVICES_MAX, Disk, DiskDevice, Firmware, Interface, Launch, LaunchError, Layout, Media,
-    PROCESSORS_MAX, Slot, Storage, USB_CHANNELS, VERSION,
+    Bus, DEVICES_MAX, DhcpOptions, Disk, DiskDevice, Firmware, Interface, Launch, LaunchError, Layout, Media,
+    PROCESSORS_MAX, PciAddress, Slot, Storage, USB_CHANNELS, VERSION,
 };
 
 /// Longest text that is no path and no content, in bytes.
@@ -19,6 +19,8 @@ const FOLDER_MAX: usize = 52;
 const LINK_MAX: usize = 15;
 /// Most resolvers, and most domains to search.
 const RESOLVERS_MAX: usize = 8;
+/// Longest option of DHCPv4, in bytes.
+const OPTION_MAX: usize = 255;
 /// Most routes of an interface.
 const ROUTES_MAX: usize = 64;
 /// Deepest chain of backing files.
@@ -102,6 +104,8 @@ pub(super) fn check(launch: &Launch) -> Result {
         orders.chain(launch.interfaces.iter().filter_map(|interface| interface.boot_order)).collect();
     ensure(!orders.contains(&0), "bootOrder", "must be 1 or more")?;
     unique("bootOrder", orders.iter())?;
+    let places = launch.disks.iter().filter_map(|disk| disk.pci_address);
+    unique("pciAddress", places.chain(launch.interfaces.iter().filter_map(|one| one.pci_address)))?;
     layout(&launch.layout)
 }
 
@@ -296,6 +300,8 @@ fn check_disk(launch: &Launch, at: &str, disk: &Disk) -> Result {
     ensure(thread, &field("ioThread"), "not between 1 and ioThreads")?;
     let threaded = disk.io_thread.is_none() || matches!(disk.bus, Bus::Virtio | Bus::Scsi);
     ensure(threaded, &field("ioThread"), "not supported on this bus")?;
+    let placed = disk.bus == Bus::Virtio && disk.pci_address.and_then(Slot::at).is_some();
+    ensure(placed || disk.pci_address.is_none(), &field("pciAddress"), "no place for it")?;
     ensure(disk.queues.is_none_or(|n| (1..=PROCESSORS_MAX).contains(&n)), &field("queues"), "not 1 to 512")?;
     if let Some(sizes) = disk.block_sizes {
         let size = |n: u32| n.is_power_of_two() && (512..=2 << 20).contains(&n);
@@ -344,6 +350,8 @@ fn check_interface(at: &str, interface: &Interface) -> Result {
         &field("queues"),
         "not between 1 and 256",
     )?;
+    let placed = interface.pci_address.is_none_or(|address| Slot::at(address).is_some());
+    ensure(placed, &field("pciAddress"), "no place for it")?;
     let Some(dhcp) = &interface.dhcp else { return Ok(()) };
     ensure(is_link(&dhcp.link), &field("dhcp.link"), "no name of a network device")?;
     ensure(dhcp.resolvers.len() <= RESOLVERS_MAX, &field("dhcp.resolvers"), "more than 8")?;
@@ -357,6 +365,7 @@ fn check_interface(at: &str, interface: &Interface) -> Result {
     };
     ensure(dhcp.search.iter().all(domain), &field("dhcp.search"), "no names of domains")?;
     ensure(domain(&dhcp.host_name), &field("dhcp.hostName"), "no name of a host")?;
+    check_options(&field("dhcp.options"), &dhcp.options)?;
     let Some(lease) = &dhcp.v4 else { return Ok(()) };
     ensure(lease.prefix <= 32, &field("dhcp.v4.prefix"), "more than 32")?;
     ensure(lease.routes.len() <= ROUTES_MAX, &field("dhcp.v4.routes"), "more than 64")?;
@@ -367,6 +376,15 @@ fn check_interface(at: &str, interface: &Interface) -> Result {
     )
 }
 
+fn check_options(at: &str, options: &DhcpOptions) -> Result {
+    let DhcpOptions { boot_file, tftp_server, ntp_servers, private } = options;
+    let texts = [boot_file, tftp_server].into_iter().flatten().chain(private.values());
+    let fit = texts.map(String::len).chain([ntp_servers.len() * 4]).all(|length| length <= OPTION_MAX);
+    ensure(fit, at, "an option of more than 255 bytes")?;
+    let good = private.keys().all(|number| (224..=254).contains(number));
+    ensure(good, at, "a private option that is not between 224 and 254")
+}
+
 fn layout(layout: &Layout) -> Result {
     ensure(layout.ports <= PORTS_MAX, "layout.ports", "more than 32")?;
     ensure(layout.slots.len() <= 1024 && layout.units.len() <= 1024, "layout", "more than 1024 devices")?;
@@ -374,6 +392,9 @@ fn layout(layout: &Layout) -> Result {
         let good = match slot {
             Slot::Port(port) => (1..=layout.ports).contains(port),
             Slot::Conventional(slot) => (1..=31).contains(slot),
+            Slot::Root(slot) => {
+                Slot::at(PciAddress { domain: 0, bus: 0, slot: *slot, function: 0 }).is_some()
+            }
         };
         ensure(good, "layout.slots", "a port or slot that the board does not have")?;
     }

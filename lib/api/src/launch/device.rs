@@ -102,6 +102,9 @@ pub struct Interface {
     pub boot_order: Option<u32>,
     /// Number by which systemd in the guest calls it.
     pub acpi_index: Option<u32>,
+    /// The place on PCI that the guest's owner requests, one of [`Slot::at`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_address: Option<PciAddress>,
     /// Whether the cable is in.
     pub link_up: bool,
     /// The guest's DHCP configuration; `None`: DHCP is not served.
@@ -125,6 +128,29 @@ pub struct Dhcp {
     pub search: Vec<String>,
     /// The guest's host name.
     pub host_name: String,
+    /// Further options of DHCPv4.
+    #[serde(default, skip_serializing_if = "DhcpOptions::is_empty")]
+    pub options: DhcpOptions,
+}
+
+/// Options of DHCPv4 that the guest's owner adds to those of the network (RFC 2132).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DhcpOptions {
+    /// The boot file (option 67).
+    pub boot_file: Option<String>,
+    /// The server of the boot file (option 66).
+    pub tftp_server: Option<String>,
+    /// NTP servers (option 42).
+    pub ntp_servers: Vec<Ipv4Addr>,
+    /// Options for private use, by number from 224 to 254.
+    pub private: BTreeMap<u8, String>,
+}
+
+impl DhcpOptions {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// An address of IPv4 and the way out.
@@ -355,6 +381,20 @@ pub enum Slot {
     Port(u8),
     /// This slot, from 1 to 31, of the bus for devices of conventional PCI.
     Conventional(u8),
+    /// This slot of bus 00, where a device is for as long as the guest runs.
+    Root(u8),
+}
+
+impl Slot {
+    /// The place at an address that the guest sees; `None`: its board has none for devices there. Slots 06 to 1a of bus 00
+    /// are free; each bus from 01 to 20 is a port's, with slot 00 alone.
+    pub fn at(address: PciAddress) -> Option<Self> {
+        match address {
+            PciAddress { domain: 0, bus: 0, slot: slot @ 0x06..=0x1a, function: 0 } => Some(Self::Root(slot)),
+            PciAddress { domain: 0, bus: bus @ 0x01..=0x20, slot: 0, function: 0 } => Some(Self::Port(bus)),
+            PciAddress { .. } => None,
+        }
+    }
 }
 
 /// An attached network interface: what a launch document needs to know of it. Not part of the document itself.

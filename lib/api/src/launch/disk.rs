@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::words;
+use super::{PciAddress, words};
 use crate::resource::Confidential;
 
 words! {
@@ -103,6 +103,9 @@ pub struct Disk {
     pub serial: Option<String>,
     /// Place among the devices that are booted from, from 1.
     pub boot_order: Option<u32>,
+    /// The place on PCI that the guest's owner requests, one of [`super::Slot::at`]. virtio only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_address: Option<PciAddress>,
     /// The thread that serves it, from 1; `None`: the main one. virtio, and scsi for its controller.
     pub io_thread: Option<u16>,
     /// Queues; `None`: one. virtio only.

@@ -21,9 +21,9 @@ use thiserror::Error;
 
 pub use check::{is_text, is_uuid};
 pub use device::{
-    Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, MediatedDevice, NicModel,
-    NotPciAddress, PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel,
-    USB_CHANNELS, VideoModel, WatchdogAction, usb_channel,
+    Balloon, Devices, Dhcp, DhcpOptions, HostDevice, Input, InputBus, Interface, Layout, Lease4,
+    MediatedDevice, NicModel, NotPciAddress, PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel,
+    Tap, Tpm, TpmModel, USB_CHANNELS, VideoModel, WatchdogAction, usb_channel,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,

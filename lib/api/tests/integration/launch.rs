@@ -43,7 +43,7 @@ fn full() -> Value {
                 }},
                 "readOnly": false, "shareable": false, "cache": "none", "io": "native", "discard": true,
                 "errorPolicy": "stop", "serial": "abc", "bootOrder": 1, "ioThread": 1, "queues": 2,
-                "blockSizes": {"logical": 512, "physical": 4096}, "tray": null,
+                "blockSizes": {"logical": 512, "physical": 4096}, "tray": null, "pciAddress": "0000:00:06.0",
             },
             {
                 "name": "init", "device": "cdrom", "bus": "sata", "media": {"medium": "init"},
@@ -55,7 +55,16 @@ fn full() -> Value {
         "media": [{"name": "init", "label": "cidata", "files": [{"path": "meta-data", "content": "e30="}]}],
         "interfaces": [{
             "name": "default", "tap": "tap0", "mac": "02:00:00:00:00:01", "mtu": 1500, "model": "virtio",
-            "queues": null, "bootOrder": 2, "acpiIndex": 1, "linkUp": true,
+            "queues": null, "bootOrder": 2, "acpiIndex": 1, "linkUp": true, "pciAddress": "0000:00:07.0",
+            "dhcp": {
+                "link": "k6t-eth0", "v6": null, "resolvers": ["192.0.2.53"], "search": [], "hostName": "vm",
+                "v4": {
+                    "address": "10.0.2.2", "prefix": 24, "server": "10.0.2.1", "gateway": "10.0.2.1", "routes": [],
+                },
+                "options": {
+                    "bootFile": "boot.efi", "tftpServer": null, "ntpServers": ["192.0.2.1"], "private": {"224": "a"},
+                },
+            },
         }],
         "hostDevices": [{"name": "gpu-one", "address": "0000:65:00.0"}],
         "mediatedDevices": [{
@@ -95,6 +104,9 @@ fn fields_of_a_later_release_are_absent_from_documents_without_them() {
     document["devices"].as_object_mut().unwrap().remove("usbChannels");
     document.as_object_mut().unwrap().remove("mediatedDevices");
     document["smbios"].as_object_mut().unwrap().remove("system");
+    document["disks"][0].as_object_mut().unwrap().remove("pciAddress");
+    document["interfaces"][0].as_object_mut().unwrap().remove("pciAddress");
+    document["interfaces"][0]["dhcp"].as_object_mut().unwrap().remove("options");
     let launch = read(&document).unwrap();
     assert_eq!((launch.devices.usb_channels, launch.mediated_devices.len()), (None, 0));
     assert!(launch.smbios.system.is_empty());
@@ -134,6 +146,9 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         "/media/0",
         "/media/0/files/0",
         "/interfaces/0",
+        "/interfaces/0/dhcp",
+        "/interfaces/0/dhcp/v4",
+        "/interfaces/0/dhcp/options",
         "/hostDevices/0",
         "/mediatedDevices/0",
         "/devices",
@@ -148,7 +163,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         assert!(matches!(read(&document), Err(LaunchError::Malformed(_))), "{pointer}");
         refused += 1;
     }
-    assert_eq!(refused, 24);
+    assert_eq!(refused, 27);
 }
 
 #[test]
@@ -191,6 +206,9 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/disks/0/queues", json!(0), "disks[0].queues"),
         ("/disks/0/blockSizes/logical", json!(1000), "disks[0].blockSizes"),
         ("/disks/0/blockSizes/physical", json!(256), "disks[0].blockSizes"),
+        ("/disks/0/pciAddress", json!("0000:00:05.0"), "disks[0].pciAddress"),
+        ("/disks/0/pciAddress", json!("0000:00:07.0"), "pciAddress"),
+        ("/disks/0/bus", json!("scsi"), "disks[0].pciAddress"),
         ("/disks/0/bootOrder", json!(0), "bootOrder"),
         ("/disks/0/bootOrder", json!(2), "bootOrder"),
         ("/disks/1/media/medium", json!("other"), "disks[1].media"),
@@ -206,6 +224,9 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/interfaces/0/mac", json!("02-00-00-00-00-01"), "interfaces[0].mac"),
         ("/interfaces/0/mtu", json!(67), "interfaces[0].mtu"),
         ("/interfaces/0/queues", json!(257), "interfaces[0].queues"),
+        ("/interfaces/0/pciAddress", json!("0000:21:00.0"), "interfaces[0].pciAddress"),
+        ("/interfaces/0/dhcp/options/bootFile", json!(long), "interfaces[0].dhcp.options"),
+        ("/interfaces/0/dhcp/options/private", json!({"223": "a"}), "interfaces[0].dhcp.options"),
         ("/hostDevices/0/name", json!("Gpu"), "hostDevices"),
         ("/mediatedDevices/0/name", json!("gpu-one"), "hostDevices"),
         ("/mediatedDevices/0/uuid", json!("../6b4f2c1e"), "mediatedDevices"),
@@ -216,6 +237,7 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/layout/ports", json!(33), "layout.ports"),
         ("/layout/slots/net-default", json!({"port": 9}), "layout.slots"),
         ("/layout/slots/net-default", json!({"conventional": 0}), "layout.slots"),
+        ("/layout/slots/net-default", json!({"root": 5}), "layout.slots"),
     ] {
         let mut document = full();
         *document.pointer_mut(pointer).unwrap() = value.clone();

@@ -39,12 +39,17 @@ impl Binding {
         };
         let ports = interface.ports.iter().filter_map(|port| {
             let tcp = port.protocol.as_deref() != Some("UDP");
-            Some(Port { tcp, number: port.port.filter(|number| *number > 0)? })
+            Some(Port::one(tcp, port.port.filter(|number| *number > 0)?))
+        });
+        let ranges = interface.port_ranges.iter().filter_map(|range| {
+            let number = u16::try_from(range.start).ok().filter(|number| *number > 0)?;
+            let last = u16::try_from(range.end).ok().filter(|last| *last >= number)?;
+            Some(Port { tcp: range.protocol != "UDP", number, last })
         });
         Ok(Self::Masquerade {
             v4: v4.ok_or_else(|| no("vmNetworkCIDR", V4))?,
             v6: v6.ok_or_else(|| no("vmIPv6NetworkCIDR", V6))?,
-            ports: ports.collect(),
+            ports: ports.chain(ranges).collect(),
         })
     }
 }

@@ -191,6 +191,21 @@ pub fn remove(state: &Path, entry: &Entry) -> Result<(), Error> {
     Ok(())
 }
 
+/// Removes the files of a process that was killed while it wrote entries; call it where no other process writes any.
+///
+/// # Errors
+/// The cache cannot be read or written.
+pub fn remove_unfinished(state: &Path) -> Result<(), Error> {
+    for folder in [BEGUN, RESULTS].map(|name| state.join(name)) {
+        let removed = dir::Dir::find(&folder).and_then(|found| match found {
+            Some(found) => found.remove_unfinished(),
+            None => Ok(()),
+        });
+        removed.map_err(|error| failed(&folder)(error.into()))?;
+    }
+    Ok(())
+}
+
 /// All entries, in the order of their files. A file that is not an entry is set aside with a warning: it was torn by a power
 /// cut, which ended the attachment's links too, or was written by another program.
 ///

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use api::launch::{Dhcp, Lease4, Route4};
+use api::launch::{Dhcp, DhcpOptions, Lease4, Route4};
 use ipnet::IpNet;
 
 use super::cni_result::CniResult;
@@ -70,7 +70,8 @@ pub(crate) fn dhcp_config(
     let search = if outcome.search.is_empty() { search } else { &outcome.search };
     let search = search.iter().filter(|name| is_domain(name)).take(MOST).cloned().collect();
     let host_name = wanted.name.split('.').next().unwrap_or_default().chars().take(63).collect();
-    Some(Dhcp { link: one.names.bridge.clone(), v4, v6, resolvers, search, host_name })
+    let options = DhcpOptions::default();
+    Some(Dhcp { link: one.names.bridge.clone(), v4, v6, resolvers, search, host_name, options })
 }
 
 fn is_domain(name: &str) -> bool {

@@ -108,13 +108,22 @@ pub enum Binding {
     Bridge,
 }
 
-/// A port that is forwarded.
+/// Ports that are forwarded: one, or several in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
     /// TCP, else UDP.
     pub tcp: bool,
-    /// Its number.
+    /// The number of the first.
     pub number: u16,
+    /// The number of the last.
+    pub last: u16,
+}
+
+impl Port {
+    /// A single port.
+    pub fn one(tcp: bool, number: u16) -> Self {
+        Self { tcp, number, last: number }
+    }
 }
 
 /// The attached networks of a guest.

@@ -35,8 +35,8 @@ fn batch(interface: &str, guests: &[IpAddr], ports: &[Port]) -> Batch {
         let to_guest = |port: Option<&Port>| {
             let mut rule = Expression::input(interface).to_vec();
             rule.extend(Expression::family(*guest));
-            if let Some(Port { tcp, number }) = port {
-                rule.extend(Expression::port(if *tcp { 6 } else { 17 }, *number));
+            if let Some(Port { tcp, number, last }) = port {
+                rule.extend(Expression::ports(if *tcp { 6 } else { 17 }, *number, *last));
             }
             rule.extend(Expression::redirect(*guest));
             rule

@@ -88,6 +88,8 @@ pub enum Expression {
     Mask(Vec<u8>),
     /// Goes on only if the register compares so.
     Compare(Is, Vec<u8>),
+    /// Goes on only if the register is not below the first value and not above the second.
+    Range(Vec<u8>, Vec<u8>),
     /// Throws the packet away.
     Drop,
     /// Back to the chain that jumped here.
@@ -115,13 +117,14 @@ impl Expression {
         [Self::Meta(Meta::Output), Self::Compare(Is::Equal, padded(link))]
     }
 
-    /// Goes to a port of TCP (6) or UDP (17).
-    pub fn port(protocol: u8, port: u16) -> [Self; 4] {
+    /// Goes to a port of TCP (6) or UDP (17) from the first to the last.
+    pub fn ports(protocol: u8, first: u16, last: u16) -> [Self; 4] {
+        let [from, to] = [first, last].map(|port| port.to_be_bytes().to_vec());
         [
             Self::Meta(Meta::Transport),
             Self::Compare(Is::Equal, vec![protocol]),
             Self::Payload { layer: Layer::Transport, offset: 2, length: 2 },
-            Self::Compare(Is::Equal, port.to_be_bytes().to_vec()),
+            if first == last { Self::Compare(Is::Equal, from) } else { Self::Range(from, to) },
         ]
     }
 
@@ -195,6 +198,11 @@ impl Expression {
             }
             Self::Compare(is, value) => {
                 ("cmp", new().number(1, REGISTER).number(2, *is as u32).nest(3, &new().bytes(1, value)))
+            }
+            // NFTA_RANGE_OP: NFT_RANGE_EQ.
+            Self::Range(from, to) => {
+                let data = new().number(1, REGISTER).number(2, 0);
+                ("range", data.nest(3, &new().bytes(1, from)).nest(4, &new().bytes(1, to)))
             }
             Self::Drop => ("immediate", verdict(0, None)),
             Self::Return => ("immediate", verdict(-5, None)),

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use api::kubevirt::Disk as Specified;
-use api::launch::{BlockSizes, Bus, Cache, Cpu, Disk, DiskDevice, ErrorPolicy, Io, Media, Medium, Tray};
+use api::launch::{
+    BlockSizes, Bus, Cache, Cpu, Disk, DiskDevice, ErrorPolicy, Io, Media, Medium, PciAddress, Tray,
+};
 
 use super::volumes::is_label;
 use super::{Backend, Resolution};
@@ -136,6 +138,7 @@ impl Resolution<'_> {
                 "not supported yet: config drives do not describe devices",
             );
         }
+        let pci_address = self.address_of(at, one, bus);
         let always_writable = device == DiskDevice::Disk && bus == Bus::Sata;
         if always_writable && read_only {
             self.error(
@@ -163,11 +166,26 @@ impl Resolution<'_> {
             error_policy: error_policy.unwrap_or(ErrorPolicy::Stop),
             serial: one.serial.clone(),
             boot_order: None,
+            pci_address,
             io_thread: None,
             queues: multi.then_some(queues),
             block_sizes: self.block_sizes(at, one, backend),
             tray,
         })
+    }
+
+    /// The address on PCI that a disk asks for.
+    fn address_of(&mut self, at: &str, one: &Specified, bus: Bus) -> Option<PciAddress> {
+        let asked = one.disk.as_ref()?.pci_address.as_deref().filter(|text| !text.is_empty())?;
+        let device = format!("disk {}", self.path(&format!("{at}.name")));
+        let field = format!("{at}.disk.pciAddress");
+        if bus != Bus::Virtio {
+            let text = format!("{device} - setting a PCI address is only possible with bus type virtio.");
+            self.error(&field, text);
+            return None;
+        }
+        let is_express = !self.spec.domain.devices.use_virtio_transitional.unwrap_or(false);
+        self.pci_address(&field, &device, Some(asked), is_express)
     }
 
     /// Whether other guests have the disk, too.

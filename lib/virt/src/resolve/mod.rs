@@ -15,13 +15,14 @@ mod networks;
 mod volumes;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::VirtualMachineInstanceSpec;
 pub use api::launch::Tap;
 use api::launch::{
-    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Storage, System, VERSION,
+    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Slot, Storage, System,
+    VERSION,
 };
 use api::resource::ObjectMeta;
 
@@ -126,6 +127,8 @@ struct Resolution<'a> {
     /// Path of the spec in the document.
     at: &'a str,
     findings: Findings,
+    /// Addresses on PCI that devices ask for.
+    places: BTreeSet<PciAddress>,
 }
 
 /// The launch document of a guest, if no finding is an error. `at` is the path of `spec` in its document.
@@ -142,7 +145,8 @@ pub fn resolve(
         add_disks(spec.to_mut());
     }
     let spec = spec.as_ref();
-    let mut resolution = Resolution { spec, guest, host, made, objects, at, findings: Findings::default() };
+    let (findings, places) = (Findings::default(), BTreeSet::new());
+    let mut resolution = Resolution { spec, guest, host, made, objects, at, findings, places };
     let launch = resolution.launch();
     let mut findings = resolution.findings;
     // A document that the reader would refuse is a defect of this code, or of a kind that no rule above has a better
@@ -165,6 +169,35 @@ impl Resolution<'_> {
     fn error(&mut self, field: &str, text: impl Into<String>) {
         let path = self.path(field);
         self.findings.error(path, text);
+    }
+
+    /// The address on PCI that a device asks for in the field at `at`. `device`: what it is and the path of its name, for
+    /// upstream's text.
+    fn pci_address(
+        &mut self,
+        at: &str,
+        device: &str,
+        asked: Option<&str>,
+        is_express: bool,
+    ) -> Option<PciAddress> {
+        let text = asked.filter(|text| !text.is_empty())?;
+        let Ok(address) = text.parse::<PciAddress>() else {
+            self.error(at, format!("{device} has malformed PCI address ({text})."));
+            return None;
+        };
+        let fits = match Slot::at(address) {
+            Some(Slot::Port(_)) => is_express,
+            Some(Slot::Root(_)) => true,
+            Some(Slot::Conventional(_)) | None => false,
+        };
+        if !fits {
+            let ports = if is_express { ", or 0000:01:00.0 to 0000:20:00.0" } else { "" };
+            let text = format!("the guest has no place at {text}: use 0000:00:06.0 to 0000:00:1a.0{ports}");
+            self.error(at, text);
+        } else if !self.places.insert(address) {
+            self.error(at, format!("{address} is given twice"));
+        }
+        fits.then_some(address)
     }
 
     /// Checks the number of each kind of device; later rules compare each with the others.

@@ -185,6 +185,10 @@ impl Controller {
             });
             let key = Key::new(namespace, KEPT);
             self.client.apply::<IgnoredAny>(CONFIG_MAPS, &key, &map, MANAGER).await?;
+            if before.is_some() {
+                let (reason, text) = status::MODIFIED;
+                self.events.publish(&reference(object), Type::Normal, reason, text);
+            }
         }
         let owner = json!([{
             "apiVersion": api::addons::API_VERSION,
@@ -270,17 +274,8 @@ impl Controller {
         }
         let patch = json!({"metadata": {"uid": object.metadata.uid}, "status": wanted});
         self.client.merge_patch::<IgnoredAny>(CONFIGS.sub("status"), key, &patch).await?;
-        for (kind, event, severity) in [
-            ("Available", "Available", Type::Normal),
-            ("Progressing", "Progressing", Type::Normal),
-            ("Degraded", "Failed", Type::Warning),
-        ] {
-            if status::is(&wanted, kind, "True") && !status::is(&before, kind, "True") {
-                let condition = wanted.conditions.iter().find(|one| one.kind == kind);
-                let text = condition.and_then(|one| one.message.clone());
-                let text = text.unwrap_or_else(|| format!("NetworkAddonsConfig is {}", kind.to_lowercase()));
-                self.events.publish(&reference(object), severity, event, &text);
-            }
+        for (severity, reason, text) in status::events(&before, &wanted) {
+            self.events.publish(&reference(object), severity, reason, &text);
         }
         Ok(())
     }

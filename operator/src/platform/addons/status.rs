@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use api::addons::{ComponentContainer, NetworkAddonsSpec, NetworkAddonsStatus};
 use api::resource::Condition;
+use cluster::event::Type;
 
 use super::check;
 use crate::install::macpool::{DEPLOYMENT, SERVICE};
@@ -16,6 +17,9 @@ pub const AGENT: &str = "virt-handler";
 
 /// Reason while deployed components of this version have pods or endpoints that are not ready.
 const NOT_READY: &str = "ComponentsNotReady";
+
+/// Reason and text of the event about a spec that differs from the one before it, in upstream's words.
+pub const MODIFIED: (&str, &str) = ("Modified", "Config spec was modified");
 
 /// Inputs of a status.
 #[derive(Clone, Debug)]
@@ -169,6 +173,27 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
     }
 }
 
+/// Events about the conditions that have become true: kind, reason and text, in upstream's words.
+pub fn events(
+    before: &NetworkAddonsStatus,
+    after: &NetworkAddonsStatus,
+) -> Vec<(Type, &'static str, String)> {
+    let is_new = |kind: &str| is(after, kind, "True") && !is(before, kind, "True");
+    let mut events = Vec::new();
+    if is_new("Available") {
+        events.push((Type::Normal, "Available", "All applied components are available".to_owned()));
+    }
+    if is_new("Progressing") {
+        events.push((Type::Normal, "Progressing", "Operator is progressing".to_owned()));
+    }
+    if is_new("Degraded") {
+        let degraded = after.conditions.iter().find(|one| one.kind == "Degraded");
+        let why = degraded.and_then(|one| one.message.clone()).unwrap_or_default();
+        events.push((Type::Warning, "Failed", format!("Operator failed: {why}")));
+    }
+    events
+}
+
 /// Whether a condition has a value.
 pub fn is(status: &NetworkAddonsStatus, kind: &str, value: &str) -> bool {
     status.conditions.iter().any(|one| one.kind == kind && one.status == value)
@@ -304,6 +329,25 @@ mod tests {
         let degraded = after(&deployed, "1", &failing);
         assert_eq!(words(&after(&degraded, "1", &ready)), words(&deployed));
         assert_eq!(after(&degraded, "2", &ready).observed_version.as_deref(), Some("2"));
+    }
+
+    #[test]
+    fn events_are_about_conditions_that_became_true() {
+        let none = NetworkAddonsStatus::default();
+        let ready = of(json!({"ovs": {}}), &[], None);
+        let progressing = of(json!({"multus": {}}), &[], None);
+        let words = |before: &NetworkAddonsStatus, after: &NetworkAddonsStatus| {
+            let all = events(before, after).into_iter();
+            all.map(|(kind, reason, text)| format!("{kind:?} {reason}: {text}")).collect::<Vec<_>>()
+        };
+        let failed =
+            format!("Warning Failed: Operator failed: {}", ready.conditions[2].message.as_ref().unwrap());
+        assert_eq!(
+            words(&none, &ready),
+            ["Normal Available: All applied components are available".to_owned(), failed]
+        );
+        assert!(words(&ready, &ready).is_empty());
+        assert_eq!(words(&ready, &progressing), ["Normal Progressing: Operator is progressing"]);
     }
 
     #[test]

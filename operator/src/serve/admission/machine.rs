@@ -276,12 +276,11 @@ mod tests {
             assert_eq!(message.is_some(), expected.is_some(), "{response}");
             assert!(message.unwrap_or_default().starts_with(expected.unwrap_or_default()), "{response}");
         }
-        const UNUSED: &str = "spec.template.spec.domain.devices.interfaces[0].pciAddress";
+        const UNUSED: &str = "spec.template.spec.domain.devices.interfaces[0].tag";
         let mut running = small();
         running["spec"] = json!({"running": true, "template": running["spec"]["template"]});
         let guest = &mut running["spec"]["template"]["spec"];
-        guest["domain"]["devices"]["interfaces"] =
-            json!([{"name": "default", "masquerade": {}, "pciAddress": "0000:81:01.0"}]);
+        guest["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}, "tag": "a"}]);
         guest["networks"] = json!([{"name": "default", "pod": {}}]);
         let response =
             validated(&request("CREATE", running, Value::Null), false).write("u")["response"].clone();

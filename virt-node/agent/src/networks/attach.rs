@@ -5,6 +5,7 @@
 //! short anywhere is taken back and made again.
 
 use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ use crate::error::{Error, Kind, Result};
 const DETACHING_MAX: usize = 8;
 /// Most secondary networks of a guest.
 const NETWORKS_MAX: usize = 32;
+/// The file, next to the records, that the agent locks which writes them.
+const LOCK: &str = "lock";
 /// The name in messages of a network that Multus attached.
 const OF_MULTUS: &str = "multus";
 
@@ -37,6 +40,7 @@ pub(crate) struct Networks {
     shared: Vec<String>,
     work: Mutex<Work>,
     free: Condvar,
+    _lock: Option<File>,
 }
 
 /// The uids of pods that threads work on.
@@ -100,7 +104,30 @@ impl Networks {
     ) -> Self {
         let state = state.join("network");
         let places = Places { namespaces: state.clone(), state, plugins };
-        Self { objects, node, places, shared, work: Mutex::default(), free: Condvar::new() }
+        Self { objects, node, places, shared, work: Mutex::default(), free: Condvar::new(), _lock: None }
+    }
+
+    /// Waits until no other agent of the node works on networks: after a pod was deleted by force, its agent may still be
+    /// ending while the next one starts. Keeps others out as long as this value lives, and removes the files that an agent
+    /// left which was killed while it wrote them.
+    ///
+    /// # Errors
+    /// [`Kind::System`]: the directory of the records cannot be written.
+    pub(crate) fn alone(self) -> Result<Self> {
+        let folder = &self.places.state;
+        let failed = |error| Error::system(format!("cannot lock {}", folder.display()), error);
+        fs::create_dir_all(folder).map_err(failed)?;
+        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                tracing::info!("another agent of this node is ending; waiting for it");
+                lock.lock().map_err(failed)?;
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        cache::remove_unfinished(folder)?;
+        Ok(Self { _lock: Some(lock), ..self })
     }
 
     /// Attaches a pod to the networks that it lacks, in their order, detaches it from those that are not asked for any more,

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
-use api::launch::{Dhcp, Lease4};
-use dhcproto::v4::{DhcpOption, HType, Message, MessageType, Opcode, OptionCode};
+use api::launch::{Dhcp, DhcpOptions, Lease4};
+use dhcproto::v4::{DhcpOption, HType, Message, MessageType, Opcode, OptionCode, UnknownOption};
 use dhcproto::{Decodable, Decoder, Encodable, Name};
 use ipnet::Ipv4Net;
 use link::Mac;
@@ -143,6 +143,23 @@ fn network_options(dhcp: &Dhcp, lease: &Lease4, mtu: u32) -> Vec<DhcpOption> {
         routes.extend(lease.gateway.and_then(|gateway| route(Ipv4Addr::UNSPECIFIED, 0, gateway)));
         options.push(DhcpOption::ClasslessStaticRoute(routes));
     }
+    options.extend(further_options(&dhcp.options));
+    options
+}
+
+/// Those that the guest's owner adds.
+fn further_options(further: &DhcpOptions) -> Vec<DhcpOption> {
+    let DhcpOptions { boot_file, tftp_server, ntp_servers, private } = further;
+    let mut options = Vec::new();
+    options.extend(boot_file.clone().map(|name| DhcpOption::BootfileName(name.into_bytes())));
+    options.extend(tftp_server.clone().map(|name| DhcpOption::TFTPServerName(name.into_bytes())));
+    if !ntp_servers.is_empty() {
+        options.push(DhcpOption::NtpServers(ntp_servers.clone()));
+    }
+    options.extend(private.iter().map(|(number, value)| {
+        let value = value.clone().into_bytes();
+        DhcpOption::Unknown(UnknownOption::new(OptionCode::Unknown(*number), value))
+    }));
     options
 }
 
@@ -172,6 +189,7 @@ mod tests {
             resolvers: vec!["192.0.2.53".parse().unwrap(), "2001:db8::53".parse().unwrap()],
             search: vec!["a.example".to_owned()],
             host_name: "vm".to_owned(),
+            options: DhcpOptions::default(),
         }
     }
 
@@ -249,6 +267,29 @@ mod tests {
             if let DhcpOption::ClasslessStaticRoute(routes) = one { Some(routes.len()) } else { None }
         });
         assert_eq!(routes, Some(2));
+    }
+
+    #[test]
+    fn options_of_the_owner_are_sent() {
+        let mut dhcp = dhcp();
+        dhcp.options = DhcpOptions {
+            boot_file: Some("boot.efi".to_owned()),
+            tftp_server: Some("tftp.example".to_owned()),
+            ntp_servers: vec!["192.0.2.123".parse().unwrap()],
+            private: [(224, "first".to_owned()), (254, "z".to_owned())].into(),
+        };
+        let asked = packet(MessageType::Discover, &[]).to_vec().unwrap();
+        let (bytes, _) = answer(&dhcp, MAC, 1400, &asked).unwrap();
+        let (_, options) = bytes.split_at(HEADER);
+        for option in [
+            &b"\x43\x08boot.efi"[..],
+            b"\x42\x0ctftp.example",
+            b"\x2a\x04\xc0\x00\x02\x7b",
+            b"\xe0\x05first",
+            b"\xfe\x01z",
+        ] {
+            assert!(options.windows(option.len()).any(|part| part == option), "{option:?} in {options:?}");
+        }
     }
 
     /// A guest may send what it likes, as often as it likes.

@@ -175,6 +175,7 @@ mod tests {
             resolvers: vec!["2001:db8::53".parse().unwrap()],
             search: Vec::new(),
             host_name: "vm".to_owned(),
+            options: api::launch::DhcpOptions::default(),
         }
     }
 

@@ -42,6 +42,7 @@ pub(super) fn pci_address(layout: &Layout, slot: Slot) -> Element {
         Slot::Port(port) => pci(port, 0, 0),
         // The bridge's bus is the one behind all ports'.
         Slot::Conventional(slot) => pci(layout.ports.saturating_add(1), slot, 0),
+        Slot::Root(slot) => pci(0, slot, 0),
     }
 }
 

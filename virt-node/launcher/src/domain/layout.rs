@@ -1,13 +1,15 @@
 //! Where devices are: PCI Express ports, slots of conventional PCI, places on SATA, SCSI and USB.
 //!
 //! Guests name network cards and disks by where they are, so a device keeps its place for as long as it is there, whatever
-//! comes and goes around it. What is new takes the lowest free place, in this order at the first start: network cards, room
-//! for four of them, controllers, disks, the rest. Free ports are left for devices that come while the guest runs: 16
-//! ports, 6 of them free, above 2 GiB of memory; 8 and 3 below; none where nothing can come.
+//! comes and goes around it, unless its owner requests another place. What is new takes the lowest free place, in this
+//! order at the first start: network cards, room for four of them, controllers, disks, the rest. Free ports are left for
+//! devices that come while the guest runs: 16 ports, 6 of them free, above 2 GiB of memory; 8 and 3 below; none where
+//! nothing can come.
 //!
 //! ```text
 //! pcie.0 ┬ 01.0 screen ┬ 02.0 port 1 ─ card   ┬ 02.7 port 8 …   ┬ 05.7 port 32   1f.2 SATA
 //!                      └ 02.1 port 2 ─ …      └ port n ─ bridge ─ slots 1–31 of conventional PCI
+//!        └ 06.0 … 1a.0 devices that were requested there
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,23 +77,32 @@ enum Kind {
     Conventional,
 }
 
-/// Places for all devices of `launch`: those it records, and new ones.
+/// Places that the guest's owner requests for devices, by alias.
+fn requested(launch: &Launch) -> BTreeMap<String, Slot> {
+    let disks = launch.disks.iter().map(|one| (disk_alias(&one.name), one.pci_address));
+    let cards = launch.interfaces.iter().map(|one| (net_alias(&one.name), one.pci_address));
+    disks.chain(cards).filter_map(|(alias, address)| Some((alias, Slot::at(address?)?))).collect()
+}
+
+/// Places for all devices of `launch`: those it requests, those it records, and new ones.
 pub(super) fn plan(launch: &Launch) -> Result<Layout, DomainError> {
     let units = units(launch)?;
     let devices = devices(launch, &units);
     let recorded = &launch.layout;
     let first = recorded.slots.is_empty();
-    let mut slots: BTreeMap<String, Slot> = BTreeMap::new();
+    let mut slots = requested(launch);
+    let mut taken: BTreeSet<Slot> = slots.values().copied().collect();
     for (alias, kind) in &devices {
         let kept = recorded.slots.get(alias).filter(|slot| match slot {
             Slot::Port(_) => *kind == Kind::Express,
             Slot::Conventional(_) => *kind == Kind::Conventional,
+            Slot::Root(_) => true,
         });
-        if let Some(slot) = kept {
+        if let Some(slot) = kept.filter(|slot| !slots.contains_key(alias) && !taken.contains(*slot)) {
+            taken.insert(*slot);
             slots.insert(alias.clone(), *slot);
         }
     }
-    let mut taken: BTreeSet<Slot> = slots.values().copied().collect();
     let cards = devices.iter().filter(|(alias, _)| alias.starts_with("net-")).count();
     for (position, (alias, kind)) in devices.iter().enumerate() {
         if slots.contains_key(alias) {
@@ -119,7 +130,7 @@ pub(super) fn plan(launch: &Launch) -> Result<Layout, DomainError> {
 fn ports(launch: &Launch, slots: &BTreeMap<String, Slot>) -> u8 {
     let ports = slots.values().filter_map(|slot| match slot {
         Slot::Port(port) => Some(*port),
-        Slot::Conventional(_) => None,
+        Slot::Conventional(_) | Slot::Root(_) => None,
     });
     let used: Vec<u8> = ports.collect();
     let last = used.iter().copied().max().unwrap_or(0);
@@ -172,7 +183,8 @@ fn devices(launch: &Launch, units: &BTreeMap<String, u16>) -> Vec<(String, Kind)
     }
     let inputs = launch.devices.inputs.iter().filter(|input| input.bus == InputBus::Virtio);
     devices.extend(inputs.map(|input| (input_alias(&input.name), virtio)));
-    if devices.iter().any(|(_, kind)| *kind == Kind::Conventional) {
+    let elsewhere = requested(launch);
+    if devices.iter().any(|(alias, kind)| *kind == Kind::Conventional && !elsewhere.contains_key(alias)) {
         devices.push((BRIDGE.to_owned(), Kind::Express));
     }
     devices

@@ -432,8 +432,13 @@ impl Guest {
         // One of the free ports is for it; more free ones are the next start's to make.
         let fits = |slot: &Slot| match slot {
             Slot::Port(port) => *port <= before.layout.ports,
-            Slot::Conventional(_) => true,
+            Slot::Conventional(_) | Slot::Root(_) => true,
         };
+        if let Some(Slot::Root(slot)) = layout.slots.get(&wanted.alias()) {
+            let text =
+                format!("nothing can be added at 0000:00:{slot:02x}.0 while the guest runs; restart it");
+            return Err(invalid(&text));
+        }
         if layout.slots.values().all(fits) {
             layout.ports = before.layout.ports;
         }

@@ -67,6 +67,7 @@ golden! {
     networks: "networks",
     transitional: "transitional",
     paused: "paused",
+    pci_addresses: "pci-addresses",
     many_sata: "many-sata",
     kernel: "kernel",
     host_devices: "host-devices",

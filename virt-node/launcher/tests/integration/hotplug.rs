@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::path::Path;
 
-use api::launch::{Bus, Disk, Launch, Layout, Media};
+use api::launch::{Bus, Disk, Launch, Layout, Media, Slot};
 use api::launcher::{Answer, Event, RefusedKind, Request, State};
 use api::names::QEMU_ID;
 use guest::CallError;
@@ -82,6 +82,33 @@ fn disks_come_and_go() {
     );
     assert!(!after.units.contains_key("scsi/disk-more"), "{after:?}");
     assert_eq!(after.slots, second.slots);
+}
+
+#[test]
+fn disks_are_at_the_addresses_that_are_requested() {
+    let launcher = Launcher::new();
+    let mut document = launcher.document(HALTS);
+    document.devices.hotplug = true;
+    let at = |document: &Launch, name: &str, address: &str| {
+        let mut one = disk(launcher.folder(), document, name, Bus::Virtio);
+        one.pci_address = Some(address.parse().unwrap());
+        one
+    };
+    for (name, address) in [("port", "0000:09:00.0"), ("board", "0000:00:1a.0")] {
+        let one = at(&document, name, address);
+        document.disks.push(*one);
+    }
+    launcher.launch(&document);
+    launcher.until_serial("K");
+    let answer = launcher.client().launch(&document).unwrap();
+    let Answer::Launched { new: false, layout, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!((layout.slots["disk-port"], layout.slots["disk-board"]), (Slot::Port(9), Slot::Root(0x1a)));
+    assert!(has(&launcher, "port") && has(&launcher, "board"));
+    let late = at(&document, "late", "0000:00:06.0");
+    let Err(CallError::Refused(kind, said)) = launcher.ask(Request::AttachDisk(late)) else {
+        panic!("the root bus takes no device while the guest runs")
+    };
+    assert!(kind == RefusedKind::Invalid && said.contains("0000:00:06.0"), "{said}");
 }
 
 #[test]

@@ -43,6 +43,7 @@ fn is_sound(layout: &Layout) {
         match slot {
             Slot::Port(port) => assert!((1..=layout.ports).contains(port), "{layout:?}"),
             Slot::Conventional(slot) => assert!((1..=31).contains(slot), "{layout:?}"),
+            Slot::Root(slot) => assert!((6..=26).contains(slot), "{layout:?}"),
         }
     }
     let units: BTreeSet<(&str, u16)> =
@@ -83,6 +84,38 @@ fn new_devices_take_free_places_and_others_keep_theirs() {
     assert_eq!(second.units["sata/disk-newest"], 0, "the place that became free");
     assert_eq!((second.slots["net-b"], second.slots["net-c"]), (Slot::Port(2), Slot::Port(3)));
     assert!(second.ports >= first.ports);
+}
+
+#[test]
+fn requested_places_come_before_recorded_ones() {
+    let disks = ["virtio:root", "virtio:more"];
+    let plain = guest("1Gi", &disks, &["a"]);
+    let first = placed(&plain, &Layout::default()).unwrap();
+    let more = first.slots["disk-more"];
+    let Slot::Port(port) = first.slots["disk-root"] else { panic!("{first:?}") };
+    let at = |text: &str, name: &str, address: &str| {
+        let (from, to) = (
+            format!("name: {name}, disk: {{bus: virtio}}"),
+            format!("name: {name}, disk: {{bus: virtio, pciAddress: '{address}'}}"),
+        );
+        assert!(text.contains(&from));
+        text.replacen(&from, &to, 1)
+    };
+    // The place of another disk, which gets a new one.
+    let moved = placed(&at(&plain, "more", &format!("0000:{port:02x}:00.0")), &first).unwrap();
+    is_sound(&moved);
+    assert_eq!(moved.slots["disk-more"], Slot::Port(port));
+    assert_ne!(moved.slots["disk-root"], Slot::Port(port));
+    assert_eq!(moved.slots["net-a"], first.slots["net-a"]);
+    // A port that was not there, and the root bus.
+    let far = placed(&at(&plain, "more", "0000:20:00.0"), &first).unwrap();
+    assert_eq!((far.slots["disk-more"], far.ports), (Slot::Port(32), 32));
+    let root = placed(&at(&plain, "more", "0000:00:1a.0"), &first).unwrap();
+    assert_eq!((root.slots["disk-more"], root.ports), (Slot::Root(26), first.ports));
+    is_sound(&root);
+    // Once it is no longer requested, the place is kept as any other.
+    assert_eq!(placed(&plain, &root).unwrap().slots["disk-more"], Slot::Root(26));
+    assert_eq!(placed(&plain, &first).unwrap().slots["disk-more"], more);
 }
 
 #[test]

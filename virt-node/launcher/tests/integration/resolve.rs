@@ -228,7 +228,62 @@ fn errors_are_reported_by_field() {
             json!([{"port": 1, "protocol": "SCTP"}]),
             "domain.devices.interfaces[0].ports[0].protocol",
         ),
+        (
+            format!("{cards}/0/portRanges"),
+            json!([{"protocol": "SCTP", "start": 80, "end": 90}]),
+            "domain.devices.interfaces[0].portRanges[0].protocol",
+        ),
+        (
+            format!("{cards}/0/portRanges"),
+            json!([{"protocol": "TCP", "start": 0, "end": 90}]),
+            "domain.devices.interfaces[0].portRanges[0].start",
+        ),
+        (
+            format!("{cards}/0/portRanges"),
+            json!([{"protocol": "TCP", "start": 80, "end": 70000}]),
+            "domain.devices.interfaces[0].portRanges[0].end",
+        ),
+        (
+            format!("{cards}/0/portRanges"),
+            json!([{"protocol": "TCP", "start": 100, "end": 80}]),
+            "domain.devices.interfaces[0].portRanges[0].start",
+        ),
+        (
+            format!("{cards}/0/portRanges"),
+            json!([{"protocol": "TCP", "start": 150, "end": 300}, {"protocol": "TCP", "start": 80, "end": 150}]),
+            "domain.devices.interfaces[0].portRanges",
+        ),
+        (
+            format!("{cards}/0"),
+            json!({
+                "name": "default", "masquerade": {}, "ports": [{"port": 1}],
+                "portRanges": [{"protocol": "TCP", "start": 1, "end": 1}],
+            }),
+            "domain.devices.interfaces[0].name",
+        ),
+        (
+            format!("{cards}/0"),
+            json!({"name": "default", "bridge": {}, "portRanges": [{"protocol": "UDP", "start": 1, "end": 1}]}),
+            "domain.devices.interfaces[0].name",
+        ),
+        (format!("{cards}/0/pciAddress"), json!("0000:80.10.1"), "domain.devices.interfaces[0].pciAddress"),
+        (format!("{cards}/0/pciAddress"), json!("0000:81:01.0"), "domain.devices.interfaces[0].pciAddress"),
+        (
+            format!("{disks}/0/disk"),
+            json!({"bus": "virtio", "pciAddress": "0000:00:05.0"}),
+            "domain.devices.disks[0].disk.pciAddress",
+        ),
+        (
+            format!("{disks}/0/disk"),
+            json!({"bus": "sata", "pciAddress": "0000:00:06.0"}),
+            "domain.devices.disks[0].disk.pciAddress",
+        ),
         (format!("{cards}/0/state"), json!("sideways"), "domain.devices.interfaces[0].state"),
+        (
+            format!("{cards}/0/dhcpOptions"),
+            json!({"ntpServers": ["host"]}),
+            "domain.devices.interfaces[0].dhcpOptions.ntpServers[0]",
+        ),
         ("/networks/0".into(), json!({"name": "default"}), "networks[0]"),
         ("/networks/0".into(), json!({"name": "default", "multus": {}}), "networks[0].multus.networkName"),
         ("/networks/1".into(), json!({"name": "more", "pod": {}}), "networks[1].name"),

@@ -3,6 +3,7 @@
 use std::fs;
 
 use api::quantity;
+use e2e::processes;
 use serde_json::Value;
 
 use crate::platform::place::{INSTANCES, PLACE, PODS};
@@ -41,13 +42,12 @@ fn upstream(domain: &Value, guest: u64) -> u64 {
 
 /// Bytes of the pod's processes that run the guest and are no file's, without the guest's own memory.
 fn used(pod: &str, guest: u64) -> u64 {
-    let names = [pod.to_owned(), pod.replace('-', "_")];
-    let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|process| {
-        let read = |name: &str| fs::read_to_string(process.path().join(name)).ok();
-        let groups = read("cgroup")?;
+    let processes = processes::of_pod(pod).into_iter().filter_map(|process| {
+        let file = |name: &str| format!("/proc/{}/{name}", process.as_raw_nonzero());
+        let read = |name: &str| fs::read_to_string(file(name)).ok();
         let line = read("cmdline")?;
         let runs = ["virt-launcher", "qemu-system", "swtpm"].iter().any(|name| line.contains(name));
-        (runs && names.iter().any(|name| groups.contains(name))).then(|| read("smaps")).flatten()
+        runs.then(|| read("smaps")).flatten()
     });
     let mut sum = 0;
     for maps in processes {

@@ -7,19 +7,21 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cluster::Resource;
+use cluster::credentials::Credentials;
+use cluster::{Client, Config, Resource};
+use e2e::processes::Memory;
 use serde_json::{Value, json};
 
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::{create, create_with, until_answers};
-use crate::platform::place::{PLACE, PODS, Place};
+use crate::platform::place::{PLACE, PODS};
 use crate::platform::streams::Streams;
 
 const NAMESPACE: &str = "sessions";
 const PLATFORM: &str = "kubevirt-hyperconverged";
 const BINDINGS: Resource = Resource::namespaced("rbac.authorization.k8s.io", "v1", "rolebindings");
-/// Most memory of a process that is its own, in KiB.
+/// Most anonymous memory of a pod, in KiB.
 const MEMORY_MAX: u64 = 128 << 10;
 /// Forwarded ports at once.
 const PORTS: usize = 20;
@@ -43,7 +45,7 @@ fn pods() -> Vec<(String, String)> {
     PLACE.list(PODS, PLATFORM).iter().filter_map(named).collect()
 }
 
-/// Does `work`; gives the most memory that each pod's process had during it, in KiB.
+/// Does `work`; gives the most memory that each pod had during it, in KiB.
 fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
     let mut most: Vec<(String, String, u64)> = pods().into_iter().map(|(name, uid)| (name, uid, 0)).collect();
     let over = AtomicBool::new(false);
@@ -52,7 +54,7 @@ fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
             while !over.load(Ordering::Relaxed) {
                 for (_, uid, most) in &mut most {
                     // Other tests replace pods.
-                    *most = (*most).max(Place::memory(uid, "RssAnon:").unwrap_or_default());
+                    *most = (*most).max(Memory::of_pod(uid).unwrap_or_default().anonymous);
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -68,21 +70,25 @@ fn measured(work: impl FnOnce()) -> Vec<(String, u64)> {
     most.into_iter().map(|(name, _, most)| (name, most)).collect()
 }
 
-/// Gives a user the role of the cluster in the namespace.
-fn bind(role: &str) {
+/// A user with the cluster's role in the namespace: a ServiceAccount.
+fn user(role: &str) -> Client {
+    PLACE.kubectl(&["-n", NAMESPACE, "create", "serviceaccount", role]).unwrap();
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
         "metadata": {"name": role},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": format!("{role}-sessions")}],
+        "subjects": [{"kind": "ServiceAccount", "namespace": NAMESPACE, "name": role}],
     });
     PLACE.create(BINDINGS, NAMESPACE, &binding);
+    let token = PLACE.kubectl(&["-n", NAMESPACE, "create", "token", role]).unwrap();
+    let credentials = Credentials::token(token.trim()).unwrap();
+    let administrator = Config::load(Some(&PLACE.cluster.kubeconfig()), None).unwrap();
+    Client::new(&Config { identity: None, credentials, ..administrator }, "e2e").unwrap()
 }
 
-fn open_as(role: &str, subresource: &str) -> Result<Console<'static>, String> {
-    let user = format!("{role}-sessions");
-    Console::stream_as(&PLACE, NAMESPACE, "vm", subresource, Some(&user))
+fn open_as(user: &Client, subresource: &str) -> Result<Console<'static>, String> {
+    Console::stream_of(&PLACE, user, NAMESPACE, "vm", subresource)
 }
 
 /// A console that sends without an end is read at its pace.
@@ -146,27 +152,25 @@ fn ports() -> Vec<Console<'static>> {
 }
 
 fn users() {
-    for role in ["view", "edit", "admin"] {
-        bind(role);
-    }
-    let reads = PLACE.until(NAMESPACE, "the roles are bound", || open_as("admin", "console").ok());
+    let [view, edit, admin] = ["view", "edit", "admin"].map(user);
+    let reads = PLACE.until(NAMESPACE, "the roles are bound", || open_as(&admin, "console").ok());
     drop(reads);
     for subresource in ["console", "vnc", "portforward/7/udp"] {
-        let refused = open_as("view", subresource).map(drop).unwrap_err();
+        let refused = open_as(&view, subresource).map(drop).unwrap_err();
         assert!(refused.starts_with("403"), "view {subresource}: {refused}");
-        for role in ["edit", "admin"] {
-            open_as(role, subresource).unwrap_or_else(|why| panic!("{role} {subresource}: {why}"));
+        for (role, user) in [("edit", &edit), ("admin", &admin)] {
+            open_as(user, subresource).unwrap_or_else(|why| panic!("{role} {subresource}: {why}"));
         }
     }
-    let mut console = open_as("edit", "console").unwrap();
-    let mut port = open_as("edit", "portforward/7/udp").unwrap();
+    let mut console = open_as(&edit, "console").unwrap();
+    let mut port = open_as(&edit, "portforward/7/udp").unwrap();
     console.ask(b'u', "G1u").unwrap();
     PLACE.delete(BINDINGS, NAMESPACE, "edit");
     for stream in [&mut console, &mut port] {
         let (code, reason) = stream.closure(REVOKED).unwrap();
         assert_eq!((code, reason.as_str()), (1008, "the user's permission for this stream was revoked"));
     }
-    open_as("edit", "console").map(drop).unwrap_err();
+    open_as(&edit, "console").map(drop).unwrap_err();
 }
 
 #[test]

@@ -306,6 +306,32 @@ fn a_pod_without_its_namespace_is_detached() {
 }
 
 #[test]
+fn an_agent_waits_for_the_one_before_it_and_removes_its_unfinished_files() {
+    let pod = Launcher::with_eth0();
+    let alone = |networks: Arc<Networks>| Arc::into_inner(networks).unwrap().alone().unwrap();
+    let first = alone(agent(pod.folder.path(), &pod.cluster));
+    let network = pod.folder.path().join("network");
+    let unfinished = ["begun", "results"].map(|name| network.join(name).join(".blue.0123456789ab.new"));
+    for file in &unfinished {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "{").unwrap();
+    }
+    let second = agent(pod.folder.path(), &pod.cluster);
+    let (sender, begun) = std::sync::mpsc::channel();
+    let waiting = std::thread::spawn(move || {
+        let second = alone(second);
+        sender.send(()).unwrap();
+        second
+    });
+    assert!(begun.recv_timeout(Duration::from_millis(300)).is_err(), "the first one still works");
+    assert!(unfinished.iter().all(|file| file.exists()));
+    drop(first);
+    begun.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(unfinished.iter().all(|file| !file.exists()));
+    drop(waiting.join().unwrap());
+}
+
+#[test]
 fn a_del_that_fails_is_tried_again() {
     let pod = Launcher::with_eth0();
     pod.cluster.define("ns/blue", &pod.config(&json!({"mode": "stuck"})));
