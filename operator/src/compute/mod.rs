@@ -70,9 +70,12 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
             observed.caches.instances.get(&key).map(|instance| instance.spec.size)
         });
         metrics::write_disks(page, machines.clone(), |machine, name| observed.caches.claim(machine, name));
-        metrics::instances::write(page, &instances, |instance| observed.caches.pod_name(instance));
+        let settings = observed.settings();
+        metrics::instances::write(page, &instances, &settings.image, |instance| {
+            observed.caches.pod_name(instance)
+        });
         transitions.write(page);
-        metrics::write_settings(page, &observed.settings());
+        metrics::write_settings(page, &settings);
         let bounces = machines.filter_map(|one| Some((one, observed.caches.bounces(one)?)));
         metrics::write_bounces(page, bounces);
     });

@@ -122,6 +122,9 @@ pub(crate) struct InstanceStatus {
     pub(crate) volume_status: Vec<VolumeEntry>,
     #[serde(rename = "guestOSInfo")]
     pub(crate) guest_os_info: Option<Box<GuestOs>>,
+    /// Image of its launcher; empty before that is known.
+    #[serde(rename = "launcherContainerImageVersion")]
+    pub(crate) launcher_image: String,
 }
 
 /// The operating system that a guest's agent reports.

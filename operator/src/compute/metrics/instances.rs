@@ -7,10 +7,12 @@ use crate::view::{GuestOs, Instance, condition};
 /// Stands for what is not known.
 const NONE: &str = "<none>";
 
-/// Adds the metrics of all instances. `pod` has the name of the pod that runs one.
+/// Adds the metrics of all instances. `image` is that of launchers which start now, `pod` has the name of the pod that runs
+/// one.
 pub(in crate::compute) fn write<'a>(
     page: &mut Page,
     instances: &(impl Iterator<Item = &'a Instance> + Clone),
+    image: &str,
     pod: impl Fn(&Instance) -> Option<String>,
 ) {
     page.begin("kubevirt_vmi_info", Kind::Gauge, "Information about VirtualMachineInstances.");
@@ -23,7 +25,7 @@ pub(in crate::compute) fn write<'a>(
         let os = status.guest_os_info.as_deref();
         let os = |of: fn(&GuestOs) -> &String| os.map_or("", |os| of(os).as_str());
         let (phase, pod) = (super::phase(instance), pod(instance).unwrap_or_default());
-        let outdated = meta.label("kubevirt.io/outdatedLauncherImage").is_some();
+        let outdated = is_outdated(instance, image);
         let word = |yes: bool| if yes { "true" } else { "false" };
         let labels = [
             ("node", status.node_name.as_str()),
@@ -56,6 +58,15 @@ pub(in crate::compute) fn write<'a>(
         let labels = [("node", node), ("namespace", meta.namespace.as_str()), ("name", meta.name.as_str())];
         page.sample(name, &labels, u8::from(is_stuck(instance)));
     }
+    let help = "Instances with a launcher of another release than those that start now.";
+    let outdated = instances.clone().filter(|instance| is_outdated(instance, image)).count();
+    page.single("kubevirt_vmi_number_of_outdated", Kind::Gauge, help, outdated);
+}
+
+/// Whether an instance runs by the launcher of another release.
+fn is_outdated(instance: &Instance, image: &str) -> bool {
+    let own = &instance.status.launcher_image;
+    !instance.is_final() && !own.is_empty() && own != image
 }
 
 /// Whether an instance is to be migrated when its node is drained, and cannot be.
@@ -82,12 +93,20 @@ mod tests {
                 "nodeName": "one",
                 "conditions": [{"type": "LiveMigratable", "status": "False"}],
                 "guestOSInfo": {"name": "Debian GNU/Linux", "versionId": "12", "machine": "x86_64"},
+                "launcherContainerImageVersion": "launcher:2",
             },
         }))
         .unwrap();
-        let mut page = Page::default();
-        write(&mut page, &[instance].iter(), |_| Some("virt-launcher-a-x".to_owned()));
-        let text = page.text();
+        let page_of = |image: &str| {
+            let mut page = Page::default();
+            write(&mut page, &[instance.clone()].iter(), image, |_| Some("virt-launcher-a-x".to_owned()));
+            page.text()
+        };
+        let text = page_of("launcher:2");
+        assert!(text.contains("kubevirt_vmi_number_of_outdated 0"), "{text}");
+        let later = page_of("launcher:3");
+        assert!(later.contains(r#"outdated="true""#), "{later}");
+        assert!(later.contains("kubevirt_vmi_number_of_outdated 1"), "{later}");
         for part in [
             r#"kubevirt_vmi_info{node="one",namespace="n",name="a",phase="running",os="debian","#,
             r#"workload="<none>",flavor="<none>",instance_type="u1.small",preference="<none>","#,
