@@ -1,6 +1,6 @@
 //! Launcher pods as controllers see them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Condition, Meta};
 
@@ -22,6 +22,20 @@ pub(crate) struct Pod {
 pub(crate) struct PodSpec {
     pub(crate) node_name: String,
     pub(crate) readiness_gates: Vec<ReadinessGate>,
+    /// Image of the container in which the guest runs, as the pod names it: the status may have another name of it.
+    #[serde(rename = "containers", deserialize_with = "compute_image")]
+    pub(crate) compute_image: String,
+}
+
+fn compute_image<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Container {
+        name: String,
+        image: String,
+    }
+    let all = Option::<Vec<Container>>::deserialize(deserializer)?.unwrap_or_default();
+    Ok(all.into_iter().find(|one| one.name == COMPUTE).map(|one| one.image).unwrap_or_default())
 }
 
 /// A condition without which a pod is not ready.
@@ -59,7 +73,6 @@ pub(crate) struct PodIp {
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
     pub(crate) ready: bool,
-    pub(crate) image: String,
     pub(crate) state: ContainerState,
 }
 

@@ -106,7 +106,7 @@ fn place(observed: &Observed<'_>, pod: &Pod) -> Placement {
         node,
         interfaces,
         volumes: volumes::status(observed),
-        image: pod.compute().map(|compute| compute.image.clone()),
+        image: Some(pod.spec.compute_image.clone()).filter(|image| !image.is_empty()),
         qos_class: Some(pod.status.qos_class.clone()).filter(|class| !class.is_empty()),
         runtime_user: RUNTIME_USER,
     }

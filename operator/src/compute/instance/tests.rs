@@ -34,11 +34,12 @@ pub(super) fn deleted(phase: &str) -> Value {
 pub(super) fn pod(phase: &str, ready: bool) -> Value {
     json!({
         "metadata": {"name": "virt-launcher-vm-aaaaa", "namespace": "n", "uid": "p"},
-        "spec": {"nodeName": "node-1"},
+        "spec": {"nodeName": "node-1", "containers": [
+            {"name": "guest-console-log", "image": "other"}, {"name": "compute", "image": "launcher:1"}]},
         "status": {
             "phase": phase, "qosClass": "Burstable", "podIPs": [{"ip": "10.0.0.5"}, {"ip": "fd00::5"}],
             "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
-            "containerStatuses": [{"name": "compute", "ready": ready, "image": "launcher:1"}],
+            "containerStatuses": [{"name": "compute", "ready": ready, "image": "sha256:1"}],
         },
     })
 }
@@ -430,6 +431,14 @@ fn problem_that_is_solved_is_removed() {
     ]);
     let scene = Scene::new(instance, &[pod("Running", true)]);
     assert_eq!(conditions(&scene, None), ["AgentConnected=True/", "Ready=False/GuestNotRunning"]);
+}
+
+#[test]
+fn image_of_a_launcher_is_the_one_that_its_pod_names() {
+    Scene::new(instance("Scheduling"), &[pod("Running", true)]).with(|observed, plan| {
+        let placement = status(observed, plan, None).placement.unwrap();
+        assert_eq!(placement.image.as_deref(), Some("launcher:1"));
+    });
 }
 
 #[test]
