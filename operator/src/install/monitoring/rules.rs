@@ -314,6 +314,13 @@ const KUBEVIRT_ALERTS: [Alert; 14] = [
         "warning",
         "VMs run on a node without a ready agent.",
     ),
+    alert(
+        "OutdatedVirtualMachineInstanceWorkloads",
+        "kubevirt_vmi_number_of_outdated != 0",
+        "1440m",
+        "warning",
+        "VMs run by launchers of another release a day after an upgrade.",
+    ),
     of_guest(alert(
         "VMCannotBeEvicted",
         "kubevirt_vmi_non_evictable * on (name, namespace) group_left() topk by (name, namespace) (1, kubevirt_vmi_info{phase='running'}) == 1",
