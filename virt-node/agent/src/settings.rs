@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use api::kubevirt::{KubeVirt, LogVerbosity, PermittedMediatedDevice, PermittedPciDevice};
+use api::kubevirt::{
+    KubeVirt, LogVerbosity, PermittedMediatedDevice, PermittedPciDevice, PermittedUsbDevice,
+};
 use cluster::{Cache, Client, Resource, Scope};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
@@ -19,6 +21,8 @@ pub(crate) struct Settings {
     pub(crate) pci_devices: Vec<PermittedPciDevice>,
     /// `permittedHostDevices.mediatedDevices`.
     pub(crate) mediated_devices: Vec<PermittedMediatedDevice>,
+    /// `permittedHostDevices.usb`.
+    pub(crate) usb_devices: Vec<PermittedUsbDevice>,
 }
 
 impl From<&KubeVirt> for Settings {
@@ -31,6 +35,7 @@ impl From<&KubeVirt> for Settings {
             verbosity: developer.and_then(|one| one.log_verbosity.clone()).unwrap_or_default(),
             pci_devices: devices.map(|one| one.pci_host_devices.clone()).unwrap_or_default(),
             mediated_devices: devices.map(|one| one.mediated_devices.clone()).unwrap_or_default(),
+            usb_devices: devices.map(|one| one.usb.clone()).unwrap_or_default(),
         }
     }
 }
@@ -59,11 +64,14 @@ mod tests {
                 "developerConfiguration": {"logVerbosity": {"virtHandler": 4, "nodeVerbosity": {"one": 6}}},
                 "permittedHostDevices": {
                     "pciHostDevices": [{"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}],
-                    "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}]}}}}"#,
+                    "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}],
+                    "usb": [{"resourceName": "kubevirt.io/stick", "selectors": [{"vendor": "46f4", "product": "0001"}]}]
+                }}}}"#,
         );
         let verbosity = &settings.verbosity;
         assert_eq!((verbosity.of_node("one"), verbosity.of_node("two")), (Some(6), Some(4)));
         assert_eq!(settings.pci_devices[0].resource_name, "nvidia.com/T4");
         assert_eq!(settings.mediated_devices[0].resource_name, "nvidia.com/vT4");
+        assert_eq!(settings.usb_devices[0].resource_name, "kubevirt.io/stick");
     }
 }

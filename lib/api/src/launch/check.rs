@@ -93,8 +93,10 @@ pub(super) fn check(launch: &Launch) -> Result {
         name("hostDevices", &device.name)?;
     }
     mediated(launch)?;
-    let names = launch.mediated_devices.iter().map(|one| one.name.as_str());
-    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()).chain(names))?;
+    usb(launch)?;
+    let mediated = launch.mediated_devices.iter().map(|one| one.name.as_str());
+    let others = mediated.chain(launch.usb_devices.iter().map(|one| one.name.as_str()));
+    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()).chain(others))?;
     unique("hostDevices", launch.host_devices.iter().map(|one| one.address))?;
     unique("devices.inputs", launch.devices.inputs.iter().map(|one| one.name.as_str()))?;
     let orders = launch.disks.iter().filter_map(|disk| disk.boot_order);
@@ -164,6 +166,17 @@ fn mediated(launch: &Launch) -> Result {
     }
     ensure(devices.iter().filter(|one| one.ramfb).count() <= 1, FIELD, "two frame buffers")?;
     unique(FIELD, devices.iter().map(|one| one.uuid.to_ascii_lowercase()))
+}
+
+fn usb(launch: &Launch) -> Result {
+    const FIELD: &str = "usbDevices";
+    let devices = &launch.usb_devices;
+    ensure(devices.len() <= DEVICES_MAX, FIELD, "more than 256")?;
+    for device in devices {
+        name(FIELD, &device.name)?;
+        ensure(device.address.bus > 0 && device.address.device > 0, FIELD, "not an address on USB")?;
+    }
+    unique(FIELD, devices.iter().map(|one| one.address))
 }
 
 fn smbios(launch: &Launch) -> Result {

@@ -23,7 +23,7 @@ pub use check::is_uuid;
 pub use device::{
     Balloon, Devices, Dhcp, HostDevice, Input, InputBus, Interface, Layout, Lease4, MediatedDevice, NicModel,
     NotPciAddress, PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel,
-    USB_CHANNELS, VideoModel, WatchdogAction, usb_channel,
+    USB_CHANNELS, UsbAddress, UsbDevice, VideoModel, WatchdogAction, usb_channel,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,
@@ -174,6 +174,9 @@ pub struct Launch {
     /// Mediated devices of the host that the guest gets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mediated_devices: Vec<MediatedDevice>,
+    /// USB devices of the host that the guest gets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usb_devices: Vec<UsbDevice>,
     /// Everything else.
     pub devices: Devices,
     /// Where devices were in an earlier run; empty at the first.

@@ -21,11 +21,12 @@ use api::core::{ConfigMap, Secret};
 use api::kubevirt::VirtualMachineInstanceSpec;
 pub use api::launch::Tap;
 use api::launch::{
-    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Storage, VERSION,
+    Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Storage, UsbAddress, VERSION,
 };
 use api::resource::ObjectMeta;
 
 use crate::finding::{Finding, Findings};
+use devices::HostDevices;
 
 pub use board::{Growth, room, topology};
 pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
@@ -86,6 +87,8 @@ pub enum HostAddress {
     Pci(PciAddress),
     /// A mediated device, by its UUID.
     Mediated(String),
+    /// A set of USB devices, which a guest gets as one.
+    Usb(Vec<UsbAddress>),
 }
 
 /// A volume that is a file or device.
@@ -201,7 +204,8 @@ impl Resolution<'_> {
         let interfaces = self.interfaces();
         let media = self.media();
         let (io_threads, disks) = self.disks(&cpu, &media);
-        let (host_devices, mediated_devices) = self.host_devices();
+        let HostDevices { pci: host_devices, mediated: mediated_devices, usb: usb_devices } =
+            self.host_devices();
         let devices = self.devices(&firmware);
         self.boot_orders();
         self.credentials();
@@ -247,6 +251,7 @@ impl Resolution<'_> {
             interfaces,
             host_devices,
             mediated_devices,
+            usb_devices,
             devices,
             layout: self.made.layout.clone(),
             grace_seconds: spec.termination_grace_period_seconds.unwrap_or(GRACE_SECONDS),

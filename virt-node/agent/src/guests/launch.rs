@@ -130,7 +130,7 @@ fn prepare(
     }
     let host_devices = host_devices::given(&instance.spec, launcher)?;
     if !adopt && !host_devices.is_empty() {
-        host_devices::open(&instance.spec, launcher)?;
+        host_devices::open(&instance.spec, &host_devices, launcher)?;
     }
     let volumes = disks::of(instance, directory, pod, attachments, launcher)?;
     disks::kernel(instance, directory, pod, launcher)?;

@@ -101,6 +101,11 @@ fn errors_are_reported_by_field() {
             json!(["a", "b", "c"].map(|name| json!({"name": name, "deviceName": "example.com/card"}))),
             "domain.devices.hostDevices[2].deviceName",
         ),
+        (
+            "/domain/devices/gpus".into(),
+            json!([{"name": "a", "deviceName": "example.com/stick"}]),
+            "domain.devices.gpus[0].deviceName",
+        ),
         ("/domain/firmware".into(), json!({"uuid": "x"}), "domain.firmware.uuid"),
         (
             "/domain/firmware".into(),
