@@ -211,7 +211,7 @@ fn kernel(launch: &Launch) -> Result {
 }
 
 fn cpu(launch: &Launch) -> Result {
-    let super::Cpu { sockets, max_sockets, cores, threads, model, features } = &launch.cpu;
+    let super::Cpu { sockets, max_sockets, cores, threads, model, features, pinning } = &launch.cpu;
     let most = max_sockets.checked_mul(*cores).and_then(|n| n.checked_mul(*threads));
     ensure(
         [*sockets, *cores, *threads].iter().all(|&n| n > 0) && most.is_some_and(|n| n <= PROCESSORS_MAX),
@@ -219,6 +219,7 @@ fn cpu(launch: &Launch) -> Result {
         "sockets × cores × threads is not between 1 and 512",
     )?;
     ensure(max_sockets >= sockets, "cpu.maxSockets", "less than sockets")?;
+    ensure(pinning.is_none() || max_sockets == sockets, "cpu.pinning", "with room for more sockets")?;
     if let super::CpuModel::Named(model) = model {
         text("cpu.model", model)?;
     }

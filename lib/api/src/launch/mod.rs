@@ -31,7 +31,7 @@ pub use disk::{
 };
 pub use machine::{
     Chassis, Clock, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Features, Firmware, Hyperv, HypervSwitch,
-    Kernel, Memory, NamedCpu, OnReboot, Smbios, TickPolicy, Timer, TimerName, Track,
+    Kernel, Memory, NamedCpu, OnReboot, Pinning, Smbios, TickPolicy, Timer, TimerName, Track,
 };
 
 /// The version that is written and read.

@@ -1,6 +1,6 @@
 //! Launch documents: what is written is read, and nothing else is.
 
-use api::launch::{DOCUMENT_MAX, Launch, LaunchError, PciAddress, UsbAddress, VERSION};
+use api::launch::{DOCUMENT_MAX, Launch, LaunchError, PciAddress, Pinning, UsbAddress, VERSION};
 use serde_json::{Value, json};
 
 /// A document with something of everything.
@@ -228,6 +228,18 @@ fn values_that_cannot_be_are_refused_by_their_field() {
             other => panic!("{pointer} {value}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn pinned_guests_have_no_room_for_more_sockets() {
+    let mut document = full();
+    document["cpu"]["pinning"] = json!("all");
+    let refused = read(&document);
+    assert!(matches!(&refused, Err(LaunchError::Value { path, .. }) if path == "cpu.pinning"), "{refused:?}");
+    document["cpu"]["maxSockets"] = json!(1);
+    let launch = read(&document).unwrap();
+    assert_eq!(launch.cpu.pinning, Some(Pinning::All));
+    assert_eq!(serde_json::from_slice::<Value>(&launch.write().unwrap()).unwrap(), document);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use api::resource::ObjectMeta;
 use crate::finding::{Finding, Findings};
 use devices::HostDevices;
 
-pub use board::{Growth, room, topology};
+pub use board::{Growth, is_dedicated, room, topology};
 pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
 pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage, leave_volumes_out};
 
@@ -76,6 +76,8 @@ pub struct Made {
     pub taps: BTreeMap<String, Tap>,
     /// Devices of the host that the guest was given, by resource.
     pub host_devices: BTreeMap<String, Vec<HostAddress>>,
+    /// Whether a guest that asks for dedicated CPUs has some to itself.
+    pub own_cpus: bool,
     /// Where devices were in an earlier run.
     pub layout: Layout,
 }

@@ -114,7 +114,7 @@ pub(super) fn compute(
     }
 
     let count = vcpus(spec);
-    if raw.pointer("/domain/cpu/dedicatedCpuPlacement") == Some(&json!(true)) {
+    if virt::resolve::is_dedicated(spec) {
         let emulator = u64::from(raw.pointer("/domain/cpu/isolateEmulatorThread") == Some(&json!(true)));
         let cpus = json!((count + emulator).to_string());
         requests.insert("cpu".into(), cpus.clone());

@@ -142,6 +142,7 @@ fn prepare(
         volumes,
         taps: network.taps(),
         host_devices,
+        own_cpus: true,
         ..Made::default()
     };
     let (launch, findings) = resolve(&instance.spec, &guest, &host, &made, &objects, "spec");

@@ -154,6 +154,7 @@ pub(crate) fn resolved(instance: &VirtualMachineInstance, layout: Layout) -> (Op
         volumes,
         taps: taps.collect(),
         host_devices,
+        own_cpus: true,
         layout,
     };
     resolve(spec, &guest, &host(instance), &made, &objects(), "spec")
