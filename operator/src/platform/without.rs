@@ -45,7 +45,6 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "configuration.handlerConfiguration",
             "configuration.hypervisors",
             "configuration.ksmConfiguration",
-            "configuration.mediatedDevicesConfiguration",
             "configuration.memBalloonStatsPeriod",
             "configuration.migrations",
             "configuration.minCPUModel",
@@ -109,12 +108,20 @@ const GATES: [(Child, &str, &[&str]); 3] = [
     (
         Child::KubeVirt,
         "configuration.developerConfiguration.featureGates",
-        &["ExpandDisks", "HotplugVolumes", "ImageVolume", "NonRoot", "ObjectGraph", "VMLiveUpdateFeatures"],
+        &[
+            "DisableMDEVConfiguration",
+            "ExpandDisks",
+            "HotplugVolumes",
+            "ImageVolume",
+            "NonRoot",
+            "ObjectGraph",
+            "VMLiveUpdateFeatures",
+        ],
     ),
     (
         Child::KubeVirt,
         "configuration.developerConfiguration.disabledFeatureGates",
-        &["ImageVolume", "ObjectGraph", "Template"],
+        &["DisableMDEVConfiguration", "ImageVolume", "ObjectGraph", "Template"],
     ),
     (Child::Cdi, "config.featureGates", &["DataVolumeClaimAdoption", "HonorWaitForFirstConsumer"]),
 ];
@@ -215,6 +222,7 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "configuration.instancetype",
             "configuration.liveUpdateConfiguration",
             "configuration.machineType",
+            "configuration.mediatedDevicesConfiguration",
             "configuration.network.defaultNetworkInterface",
             "configuration.network.permitBridgeInterfaceOnPodNetwork",
             "configuration.obsoleteCPUModels",

@@ -1,8 +1,8 @@
 //! Mediated devices of the node that guests may have: those of `permittedHostDevices` that exist. A driver of the host, such as
 //! that of virtual GPUs, makes them of a device of its own.
 //!
-//! Not here: their plugins ([`super::permitted`]), making them (`mediatedDevicesConfiguration`), resources of other device
-//! plugins (`externalResourceProvider`).
+//! Not here: their plugins ([`super::permitted`]), making them ([`super::mediated_types`]), resources of other device plugins
+//! (`externalResourceProvider`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use api::launch::is_uuid;
 use super::{Units, linked};
 
 /// A name of a type as it is compared: with _ for blanks, as upstream.
-fn plain(name: &str) -> String {
+pub(super) fn plain(name: &str) -> String {
     name.trim().replace(' ', "_")
 }
 

@@ -9,6 +9,7 @@
 //! Not here: whether KVM works ([`crate::node::kvm`]), and which pods ask for which device (the operator).
 
 mod mediated;
+pub(crate) mod mediated_types;
 mod pci;
 pub(crate) mod permitted;
 mod plugin;
