@@ -70,7 +70,10 @@ pub(crate) async fn launch(
     let site = site.clone();
     // Where the instance leaves it to the platform, the pod has the answer.
     instance.spec.domain.devices.log_serial_console.get_or_insert(pod.logs_console);
-    let work = move || prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt);
+    let work = move || {
+        let (launch, network) = prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt)?;
+        Ok::<_, Error>((launch, network, process.selinux_context()))
+    };
     let prepared = tokio::task::spawn_blocking(work).await;
     let prepared = prepared.unwrap_or_else(|_| {
         Err(Error::new(
@@ -78,7 +81,7 @@ pub(crate) async fn launch(
             "the start of a guest was aborted: the thread panicked; see the agent's log",
         ))
     });
-    let (launch, network) = prepared?;
+    let (launch, network, context) = prepared?;
     if !adopt {
         let Answer::Launched { .. } = talk.launch(&launch).await? else {
             return Err(super::talk::unexpected());
@@ -90,6 +93,9 @@ pub(crate) async fn launch(
         cpu: launch.cpu,
         memory: launch.memory,
         accelerator: launch.accelerator,
+        selinux_context: context
+            .inspect_err(|error| tracing::warn!(error = error.chain(), "the status lacks selinuxContext"))
+            .ok(),
     };
     Ok((started, network))
 }
