@@ -150,9 +150,12 @@ mod tests {
         assert_eq!(followed(&run(), &without_room), without_room);
         let mut pinned = run();
         pinned.domain.cpu.as_mut().unwrap().dedicated_cpu_placement = Some(true);
-        let more = spec(&json!({"sockets": 2}), &json!({"guest": "1Gi"}));
-        assert_eq!(followed(&more, &pinned), pinned);
-        assert!(needs_restart(&more, &pinned));
+        for (sockets, restart) in [(1, false), (2, true)] {
+            let cpu = json!({"sockets": sockets, "dedicatedCpuPlacement": true});
+            let template = spec(&cpu, &json!({"guest": "1Gi"}));
+            assert_eq!(followed(&template, &pinned), pinned, "{sockets}");
+            assert_eq!(needs_restart(&template, &pinned), restart, "{sockets}");
+        }
     }
 
     #[test]
