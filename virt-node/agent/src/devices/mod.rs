@@ -122,11 +122,17 @@ impl Bus {
     }
 
     /// The node's units of each resource that is permitted and not another plugin's, found in the kernel's list `devices`.
-    fn offered(self, settings: &Settings, devices: &Path) -> BTreeMap<String, Units> {
+    /// `before`: units that were offered.
+    fn offered(
+        self,
+        settings: &Settings,
+        devices: &Path,
+        before: &BTreeMap<String, Units>,
+    ) -> BTreeMap<String, Units> {
         match self {
             Self::Pci => pci::offered(&settings.pci_devices, devices),
             Self::Mediated => mediated::offered(&settings.mediated_devices, devices),
-            Self::Usb => usb::offered(&settings.usb_devices, devices),
+            Self::Usb => usb::offered(&settings.usb_devices, devices, before),
         }
     }
 

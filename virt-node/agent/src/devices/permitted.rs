@@ -29,12 +29,17 @@ struct Kept {
     _running: Running,
 }
 
-/// What the node has of each permitted resource. One of several buses is that of the first with units.
-fn offered(settings: &Settings, buses: &Path) -> BTreeMap<String, (Give, Units)> {
+/// What the node has of each permitted resource. One of several buses is that of the first with units. `before`: units that
+/// were offered.
+fn offered(
+    settings: &Settings,
+    buses: &Path,
+    before: &BTreeMap<String, Units>,
+) -> BTreeMap<String, (Give, Units)> {
     let mut all: BTreeMap<String, (Give, Units)> = BTreeMap::new();
     for bus in Bus::ALL {
         let devices = buses.join(bus.list());
-        for (resource, units) in bus.offered(settings, &devices) {
+        for (resource, units) in bus.offered(settings, &devices, before) {
             if all.get(&resource).is_none_or(|(_, before)| before.is_empty()) {
                 all.insert(resource, (Give::Found(bus, devices.clone()), units));
             }
@@ -53,7 +58,9 @@ pub(crate) async fn keep(settings: Cache<Settings>, directory: PathBuf) {
         let idle = permitted.pci_devices.is_empty()
             && permitted.mediated_devices.is_empty()
             && permitted.usb_devices.is_empty();
-        let offered = offered(&permitted, Path::new(BUSES));
+        let units = |(resource, kept): (&String, &Kept)| (resource.clone(), kept.tell.borrow().clone());
+        let before = plugins.iter().map(units).collect();
+        let offered = offered(&permitted, Path::new(BUSES), &before);
         plugins.retain(|resource, kept| offered.get(resource).is_some_and(|(give, _)| *give == kept.give));
         for (resource, (give, units)) in offered {
             match plugins.get(&resource) {
@@ -107,7 +114,7 @@ mod tests {
             };
             all.iter().map(one).collect()
         };
-        let found = has_units(&offered(&settings, buses.path()));
+        let found = has_units(&offered(&settings, buses.path(), &BTreeMap::new()));
         let wanted = |both: bool| {
             [
                 ("a/both".to_owned(), both, 1),
@@ -122,6 +129,6 @@ mod tests {
         std::fs::write(card.join("device"), "0x1eb8\n").unwrap();
         symlink("../../drivers/vfio-pci", card.join("driver")).unwrap();
         symlink("../../kernel/iommu_groups/7", card.join("iommu_group")).unwrap();
-        assert_eq!(has_units(&offered(&settings, buses.path())), wanted(true));
+        assert_eq!(has_units(&offered(&settings, buses.path(), &BTreeMap::new())), wanted(true));
     }
 }

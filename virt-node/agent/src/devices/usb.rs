@@ -57,18 +57,43 @@ fn take(selectors: &[UsbSelector], free: &mut Vec<Found>) -> Option<Vec<UsbAddre
     Some(taken)
 }
 
-/// The node's sets of each resource, by the addresses of their devices. A device is in one set only.
-pub(super) fn offered(permitted: &[PermittedUsbDevice], devices: &Path) -> BTreeMap<String, Units> {
+/// The name of a set.
+fn name(set: &[UsbAddress]) -> String {
+    set.iter().map(UsbAddress::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Takes the devices of the set of this name, where all of them are free; whether it did.
+fn take_again(set: &str, selectors: &[UsbSelector], free: &mut Vec<Found>) -> bool {
+    let is_in_set = |one: &Found| set.split(',').any(|address| address == one.address.to_string());
+    let (mut own, others): (Vec<Found>, Vec<Found>) = free.iter().copied().partition(is_in_set);
+    let taken = take(selectors, &mut own).is_some_and(|taken| name(&taken) == set);
+    if taken {
+        *free = others;
+    }
+    taken
+}
+
+/// The node's sets of each resource, by the addresses of their devices. A device is in one set only. Those that were offered
+/// `before` stay together, since a guest may have them, whatever else was plugged in.
+pub(super) fn offered(
+    permitted: &[PermittedUsbDevice],
+    devices: &Path,
+    before: &BTreeMap<String, Units>,
+) -> BTreeMap<String, Units> {
     let mut free = if permitted.is_empty() { Vec::new() } else { all(devices) };
+    let own = || permitted.iter().filter(|one| one.external_resource_provider != Some(true));
     let mut resources: BTreeMap<String, Units> = BTreeMap::new();
-    for one in permitted.iter().filter(|one| one.external_resource_provider != Some(true)) {
+    for one in own() {
         let units = resources.entry(one.resource_name.clone()).or_default();
-        if !(1..=SET_MAX).contains(&one.selectors.len()) {
-            continue;
-        }
+        let known = before.get(&one.resource_name).into_iter().flat_map(BTreeMap::keys);
+        units.extend(
+            known.filter(|set| take_again(set, &one.selectors, &mut free)).map(|set| (set.clone(), true)),
+        );
+    }
+    for one in own().filter(|one| (1..=SET_MAX).contains(&one.selectors.len())) {
+        let units = resources.entry(one.resource_name.clone()).or_default();
         while let Some(set) = take(&one.selectors, &mut free) {
-            let addresses: Vec<String> = set.iter().map(UsbAddress::to_string).collect();
-            units.insert(addresses.join(","), true);
+            units.insert(name(&set), true);
         }
     }
     resources
@@ -147,12 +172,36 @@ mod tests {
         ] {
             let permitted: Vec<PermittedUsbDevice> =
                 permitted.into_iter().map(|one| serde_json::from_value(one).unwrap()).collect();
-            let found = offered(&permitted, node.path());
+            let found = offered(&permitted, node.path(), &BTreeMap::new());
             let found: Vec<(&str, Vec<&str>)> = found
                 .iter()
                 .map(|(resource, units)| (resource.as_str(), units.keys().map(String::as_str).collect()))
                 .collect();
             assert_eq!(found, wanted, "{permitted:?}");
+        }
+    }
+
+    #[test]
+    fn devices_of_a_set_stay_together() {
+        let node = node();
+        let keyboard = json!({"vendor": "046d", "product": "c31c"});
+        let mouse = json!({"vendor": "046d", "product": "c077"});
+        let permitted: Vec<PermittedUsbDevice> = serde_json::from_value(json!([
+            {"resourceName": "a/keys", "selectors": [keyboard]},
+            {"resourceName": "a/desk", "selectors": [keyboard, mouse]},
+        ]))
+        .unwrap();
+        for (before, keys, desk) in [
+            // A guest may have the set, and a keyboard with a lower address was plugged in.
+            ("2:5,2:4", vec!["2:3"], vec!["2:5,2:4"]),
+            // One of the devices is gone.
+            ("2:9,2:4", vec!["2:3", "2:5"], vec![]),
+            ("", vec!["2:3", "2:5"], vec![]),
+        ] {
+            let known = BTreeMap::from([("a/desk".to_owned(), Units::from([(before.to_owned(), true)]))]);
+            let found = offered(&permitted, node.path(), &known);
+            let of = |resource: &str| found[resource].keys().map(String::as_str).collect::<Vec<_>>();
+            assert_eq!((of("a/keys"), of("a/desk")), (keys, desk), "{before}");
         }
     }
 
