@@ -41,7 +41,7 @@ pub fn thousandths(text: &str) -> Result<u64, QuantityError> {
     scaled(text, 3)
 }
 
-/// What `text` stands for times ten to the power of `exponent`, rounded up.
+/// The value of `text` times ten to the power of `exponent`, rounded up.
 fn scaled(text: &str, exponent: i32) -> Result<u64, QuantityError> {
     let malformed = || QuantityError::Malformed(text.to_owned());
     let range = || QuantityError::OutOfRange(text.to_owned());

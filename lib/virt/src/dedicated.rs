@@ -1,4 +1,4 @@
-//! What upstream's admission refuses of guests that ask for CPUs of the host to themselves, in its words. Pure.
+//! Rules of upstream's admission for guests that ask for CPUs of the host to themselves, in its words. Pure.
 //!
 //! Not here: the pod's requests (the operator), pinning (the launcher).
 
@@ -29,7 +29,7 @@ fn amounts(spec: &VirtualMachineInstanceSpec, name: &str) -> [Amount; 2] {
     })
 }
 
-/// What is refused of an instance's spec whose path is `at`: paths of fields, and why.
+/// Fields of an instance's spec that are refused, and why. `at` is the spec's path.
 pub fn refused(spec: &VirtualMachineInstanceSpec, at: &str) -> Vec<(String, String)> {
     let path = |field: &str| format!("{at}.domain.{field}");
     let Some(cpu) = &spec.domain.cpu else { return Vec::new() };
@@ -64,7 +64,7 @@ pub fn refused(spec: &VirtualMachineInstanceSpec, at: &str) -> Vec<(String, Stri
     refused
 }
 
-/// The same of the resources of a guest with dedicated CPUs.
+/// The same for the resources of a guest with dedicated CPUs.
 fn of_resources(spec: &VirtualMachineInstanceSpec, path: &impl Fn(&str) -> String) -> Vec<(String, String)> {
     let mut refused = Vec::new();
     let (requests, limits) = (path("resources.requests.cpu"), path("resources.limits.cpu"));

@@ -407,7 +407,7 @@ impl Guest {
         self.folder.forget(Deadline::Kill)?;
         self.folder.forget(Deadline::Thaw)?;
         let created = libvirt::create(&self.connection, &domain.xml, launch.paused);
-        // A guest whose threads cannot be pinned is not the one that was asked for.
+        // A guest with threads that cannot be pinned is not the one that was asked for.
         let pinned = created.and_then(|()| self.pin(pins.as_ref()).inspect_err(|_| drop(self.kill())));
         if let Err(failure) = pinned {
             self.claims.release()?;

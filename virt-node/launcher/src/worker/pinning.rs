@@ -81,7 +81,7 @@ pub(super) fn pin(running: &Domain<'_>, pins: &Pins) -> Result<(), Failure> {
     for _ in 0..2 {
         let threads = fs::read_dir(format!("/proc/{first}/task"))
             .map_err(|error| Failure(format!("QEMU's threads cannot be listed: {error}")))?;
-        let threads = threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let threads = threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         for thread in threads.filter(|thread| !vcpus.contains(thread)) {
             match set(thread, cpu) {
                 // It has ended.

@@ -69,7 +69,7 @@ fn other_threads_have_one_more_cpu_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_guest_whose_cpus_are_not_its_own_is_refused() {
+fn a_guest_is_refused_where_cpus_are_not_its_own() {
     let (launcher, document) = launcher(&two_cpus(), 1, Pinning::Vcpus);
     let refused = launcher.client().launch(&document);
     let is_named = |text: &str| text.contains("needs 1 CPUs to itself, and its launcher may use 2");
