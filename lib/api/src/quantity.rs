@@ -30,6 +30,19 @@ const DIGITS_MAX: usize = 64;
 /// # Errors
 /// When it is no quantity, negative, or above 2^63 - 1.
 pub fn bytes(text: &str) -> Result<u64, QuantityError> {
+    scaled(text, 0)
+}
+
+/// The thousandths of what `text` stands for, rounded up: Kubernetes' least part of a CPU.
+///
+/// # Errors
+/// As [`bytes`], of as many thousandths.
+pub fn thousandths(text: &str) -> Result<u64, QuantityError> {
+    scaled(text, 3)
+}
+
+/// The value of `text` times ten to the power of `exponent`, rounded up.
+fn scaled(text: &str, exponent: i32) -> Result<u64, QuantityError> {
     let malformed = || QuantityError::Malformed(text.to_owned());
     let range = || QuantityError::OutOfRange(text.to_owned());
     let number_end =
@@ -44,7 +57,8 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
     if (whole.is_empty() && fraction.is_empty()) || !digits(whole) || !digits(fraction) {
         return Err(malformed());
     }
-    let scale = Scale::parse(suffix).ok_or_else(malformed)?;
+    let mut scale = Scale::parse(suffix).ok_or_else(malformed)?;
+    scale.exponent += exponent;
     let whole = whole.trim_start_matches('0');
     let fraction = fraction.trim_end_matches('0');
     if whole.is_empty() && fraction.is_empty() {
@@ -144,6 +158,22 @@ impl Scale {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thousandths_are_counted_of_every_form() {
+        for (text, wanted) in [
+            ("0", 0),
+            ("2", 2000),
+            ("1500m", 1500),
+            ("1.5", 1500),
+            ("1u", 1),
+            ("2e0", 2000),
+            ("1Ki", 1_024_000),
+        ] {
+            assert_eq!(thousandths(text), Ok(wanted), "{text}");
+        }
+        assert!(thousandths("two").is_err() && thousandths("-1").is_err());
+    }
 
     #[test]
     fn bytes_are_written_as_kubernetes_writes_them() {

@@ -279,6 +279,12 @@ mod tests {
         for (growth, (cpu, memory), sockets, most) in [
             (Growth::default(), plain(), 8, "8192Mi"),
             (by(None, None, 2), plain(), 4, "4096Mi"),
+            (
+                Growth::default(),
+                (json!({"sockets": 2, "dedicatedCpuPlacement": true}), json!({"guest": "2Gi"})),
+                2,
+                "8192Mi",
+            ),
             (by(None, None, 1), plain(), 2, "2048Mi"),
             (by(Some(6), Some(3 * GI), 4), plain(), 6, "3072Mi"),
             (by(Some(1), Some(GI), 4), plain(), 2, "2048Mi"),

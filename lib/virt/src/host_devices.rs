@@ -48,10 +48,25 @@ impl Display {
     }
 }
 
+/// The kind of devices in `gpus`.
+const GPU: &str = "GPU";
+
 impl Requested<'_> {
     /// Its name among all host devices of the guest.
     pub fn alias(&self) -> String {
         format!("{}-{}", self.alias, self.name)
+    }
+
+    /// The name of the USB device of this number, from 0, of its set.
+    pub fn usb_alias(&self, number: usize) -> String {
+        // The first one's is upstream's.
+        let number = if number == 0 { String::new() } else { number.to_string() };
+        format!("usb-host{number}-{}", self.name)
+    }
+
+    /// Why it cannot be a USB device.
+    pub fn no_usb(&self) -> Option<String> {
+        (self.kind == GPU).then(|| format!("{GPU} {} is a USB device: list it in hostDevices", self.resource))
     }
 }
 
@@ -60,7 +75,7 @@ pub fn requested(spec: &VirtualMachineInstanceSpec) -> Vec<Requested<'_>> {
     let devices = &spec.domain.devices;
     let gpus = devices.gpus.iter().enumerate().map(|(index, one)| Requested {
         path: format!("domain.devices.gpus[{index}]"),
-        kind: "GPU",
+        kind: GPU,
         alias: "gpu",
         name: &one.name,
         resource: one.device_name.as_deref().unwrap_or_default(),
@@ -104,7 +119,7 @@ pub fn refused(
         if all.any(|name| name == resource) {
             None
         } else if usb.iter().any(|device| device.resource_name == *resource) {
-            Some(format!("{kind} {resource} is a USB device: guests can have PCI and mediated devices only"))
+            one.no_usb()
         } else {
             Some(format!("{kind} {resource} is not permitted in permittedHostDevices configuration"))
         }
@@ -132,9 +147,7 @@ mod tests {
         let absent = |kind: &str, name: &str| {
             Some(format!("{kind} {name} is not permitted in permittedHostDevices configuration"))
         };
-        let usb = |kind: &str, name: &str| {
-            Some(format!("{kind} {name} is a USB device: guests can have PCI and mediated devices only"))
-        };
+        let usb = "GPU kubevirt.io/stick is a USB device: list it in hostDevices".to_owned();
         let native = |kind: &str, name: &str| {
             Some(format!("{kind} {name} is not a device plugin's resource: DOMAIN/NAME"))
         };
@@ -145,7 +158,8 @@ mod tests {
             ("gpus", "nvidia.com/T4", Some(&none), absent("GPU", "nvidia.com/T4")),
             ("gpus", "nvidia.com/T4", None, None),
             ("gpus", "nvidia.com/vT4", permitted, None),
-            ("hostDevices", "kubevirt.io/stick", permitted, usb("HostDevice", "kubevirt.io/stick")),
+            ("hostDevices", "kubevirt.io/stick", permitted, None),
+            ("gpus", "kubevirt.io/stick", permitted, Some(usb)),
             ("hostDevices", "cpu", permitted, native("HostDevice", "cpu")),
             ("gpus", "memory", None, native("GPU", "memory")),
             // A missing name is found with the other rules.
@@ -170,6 +184,8 @@ mod tests {
         assert_eq!(resources(&spec), BTreeMap::from([("x/y", 2), ("x/z", 1)]));
         let aliases: Vec<String> = requested(&spec).iter().map(Requested::alias).collect();
         assert_eq!(aliases, ["gpu-a", "hostdevice-a", "hostdevice-b", "hostdevice-c"]);
+        let usb: Vec<String> = (0..3).map(|number| requested(&spec)[1].usb_alias(number)).collect();
+        assert_eq!(usb, ["usb-host-a", "usb-host1-a", "usb-host2-a"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! - [`machine`]: when a machine has an instance; [`run`]: the next step of an instance with its launcher.
 //! - [`resolve`]: every rule between fields and every default of a guest, to its launch document, given the facts of the
 //!   machine and where each volume and network is; [`pod`]: where these are in a launcher pod.
-//! - [`host_devices`]: devices of the host that a guest asks for, and those that it may have.
+//! - [`host_devices`]: devices of the host that a guest asks for, and those that it may have; [`dedicated`]: CPUs to itself.
 //! - [`live`]: what changes while the guest runs. [`size`]: the size of a new disk on an empty claim. [`state`]: what a guest
 //!   keeps besides its disks.
 //! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word.
@@ -21,6 +21,7 @@
 //! Not here: clients, files, processes, clocks ([`time::now`] excepted).
 
 pub mod admission;
+pub mod dedicated;
 pub mod fields;
 pub mod finding;
 pub mod host_devices;

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 
 use crate::args::Args;
 use crate::config::Config;
-use crate::devices::{DEVICES, Health, KVM, Plugins, permitted};
+use crate::devices::{DEVICES, Health, KVM, Plugins, mediated_types, permitted};
 use crate::error::{Error, Kind, Result};
 use crate::guests::Site;
 use crate::guests::controller::Controller;
@@ -157,6 +157,8 @@ async fn start(
     let health: Health = DEVICES.map(|device| if device == KVM { kvm } else { device.exists() });
     let mut plugins = Plugins::start(&config.device_plugins(), health);
     plugins.registered().await;
+    let note = config.state.join("mediated-devices.json");
+    tokio::spawn(mediated_types::keep(client.clone(), settings.clone(), config.node.clone(), note));
     tokio::spawn(permitted::keep(settings.clone(), config.device_plugins()));
     let on_node = networks::Node::default();
     tokio::spawn(bridges::keep(client.clone(), config.node.clone(), on_node.network.clone()));

@@ -1,11 +1,12 @@
 //! The KubeVirt object, as far as the agent follows it, in one cache for all of its parts.
 //!
-//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices::permitted`], [`crate::guests::launch`]).
+//! Not here: how the parts use it ([`crate::node::logs`], [`crate::devices`], [`crate::guests::launch`]).
 
 use std::sync::Arc;
 
 use api::kubevirt::{
-    KubeVirt, LogVerbosity, PermittedMediatedDevice, PermittedPciDevice, SmbiosConfiguration,
+    KubeVirt, LogVerbosity, MediatedDevicesConfiguration, PermittedMediatedDevice, PermittedPciDevice,
+    PermittedUsbDevice, SmbiosConfiguration,
 };
 use api::launch::{System, is_text};
 use cluster::{Cache, Client, Resource, Scope};
@@ -24,19 +25,36 @@ pub(crate) struct Settings {
     pub(crate) mediated_devices: Vec<PermittedMediatedDevice>,
     /// `smbios`.
     pub(crate) system: System,
+    /// `permittedHostDevices.usb`.
+    pub(crate) usb_devices: Vec<PermittedUsbDevice>,
+    /// `mediatedDevicesConfiguration`.
+    pub(crate) mediated_types: MediatedDevicesConfiguration,
+    /// The feature gate `DisableMDEVConfiguration`: mediated devices are neither made nor removed.
+    pub(crate) keeps_mediated_types: bool,
 }
+
+/// The feature gate of [`Settings::keeps_mediated_types`].
+const KEEP_MEDIATED_TYPES: &str = "DisableMDEVConfiguration";
 
 impl From<&KubeVirt> for Settings {
     fn from(object: &KubeVirt) -> Self {
         let configuration = object.spec.configuration.as_ref();
         let developer = configuration.and_then(|one| one.developer_configuration.as_ref());
         let devices = configuration.and_then(|one| one.permitted_host_devices.as_ref());
+        let types = configuration.and_then(|one| one.mediated_devices_configuration.clone());
+        let is_gate = |gate: &String| gate == KEEP_MEDIATED_TYPES;
+        let keeps = developer.is_some_and(|one| {
+            one.feature_gates.iter().any(is_gate) && !one.disabled_feature_gates.iter().any(is_gate)
+        });
         Self {
             created: object.metadata.creation_timestamp.clone(),
             verbosity: developer.and_then(|one| one.log_verbosity.clone()).unwrap_or_default(),
             pci_devices: devices.map(|one| one.pci_host_devices.clone()).unwrap_or_default(),
             mediated_devices: devices.map(|one| one.mediated_devices.clone()).unwrap_or_default(),
             system: configuration.and_then(|one| one.smbios.as_ref()).map(system).unwrap_or_default(),
+            usb_devices: devices.map(|one| one.usb.clone()).unwrap_or_default(),
+            mediated_types: types.unwrap_or_default(),
+            keeps_mediated_types: keeps,
         }
     }
 }
@@ -75,11 +93,14 @@ mod tests {
         assert_eq!(read("{}"), Settings::default());
         let settings = read(
             r#"{"spec": {"configuration": {
-                "developerConfiguration": {"logVerbosity": {"virtHandler": 4, "nodeVerbosity": {"one": 6}}},
+                "mediatedDevicesConfiguration": {"mediatedDeviceTypes": ["nvidia-222"]},
+                "developerConfiguration": {"featureGates": ["DisableMDEVConfiguration"], "logVerbosity": {"virtHandler": 4, "nodeVerbosity": {"one": 6}}},
                 "smbios": {"manufacturer": "Example", "product": "", "sku": "C\u0007", "version": "7"},
                 "permittedHostDevices": {
                     "pciHostDevices": [{"pciVendorSelector": "10DE:1EB8", "resourceName": "nvidia.com/T4"}],
-                    "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}]}}}}"#,
+                    "mediatedDevices": [{"mdevNameSelector": "GRID T4-1Q", "resourceName": "nvidia.com/vT4"}],
+                    "usb": [{"resourceName": "kubevirt.io/stick", "selectors": [{"vendor": "46f4", "product": "0001"}]}]
+                }}}}"#,
         );
         let verbosity = &settings.verbosity;
         assert_eq!((verbosity.of_node("one"), verbosity.of_node("two")), (Some(6), Some(4)));
@@ -87,5 +108,8 @@ mod tests {
         assert_eq!(settings.mediated_devices[0].resource_name, "nvidia.com/vT4");
         let (manufacturer, version) = (Some("Example".to_owned()), Some("7".to_owned()));
         assert_eq!(settings.system, System { manufacturer, version, ..System::default() });
+        assert_eq!(settings.usb_devices[0].resource_name, "kubevirt.io/stick");
+        assert_eq!(settings.mediated_types.mediated_device_types, ["nvidia-222"]);
+        assert!(settings.keeps_mediated_types);
     }
 }

@@ -95,8 +95,10 @@ pub(super) fn check(launch: &Launch) -> Result {
         name("hostDevices", &device.name)?;
     }
     mediated(launch)?;
-    let names = launch.mediated_devices.iter().map(|one| one.name.as_str());
-    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()).chain(names))?;
+    usb(launch)?;
+    let mediated = launch.mediated_devices.iter().map(|one| one.name.as_str());
+    let others = mediated.chain(launch.usb_devices.iter().map(|one| one.name.as_str()));
+    unique("hostDevices", launch.host_devices.iter().map(|one| one.name.as_str()).chain(others))?;
     unique("hostDevices", launch.host_devices.iter().map(|one| one.address))?;
     unique("devices.inputs", launch.devices.inputs.iter().map(|one| one.name.as_str()))?;
     let orders = launch.disks.iter().filter_map(|disk| disk.boot_order);
@@ -174,6 +176,17 @@ fn mediated(launch: &Launch) -> Result {
     unique(FIELD, devices.iter().map(|one| one.uuid.to_ascii_lowercase()))
 }
 
+fn usb(launch: &Launch) -> Result {
+    const FIELD: &str = "usbDevices";
+    let devices = &launch.usb_devices;
+    ensure(devices.len() <= DEVICES_MAX, FIELD, "more than 256")?;
+    for device in devices {
+        name(FIELD, &device.name)?;
+        ensure(device.address.bus > 0 && device.address.device > 0, FIELD, "not an address on USB")?;
+    }
+    unique(FIELD, devices.iter().map(|one| one.address))
+}
+
 fn smbios(launch: &Launch) -> Result {
     let super::Smbios { uuid: id, serial, system, chassis } = &launch.smbios;
     uuid("smbios.uuid", id)?;
@@ -212,7 +225,7 @@ fn kernel(launch: &Launch) -> Result {
 }
 
 fn cpu(launch: &Launch) -> Result {
-    let super::Cpu { sockets, max_sockets, cores, threads, model, features } = &launch.cpu;
+    let super::Cpu { sockets, max_sockets, cores, threads, model, features, pinning } = &launch.cpu;
     let most = max_sockets.checked_mul(*cores).and_then(|n| n.checked_mul(*threads));
     ensure(
         [*sockets, *cores, *threads].iter().all(|&n| n > 0) && most.is_some_and(|n| n <= PROCESSORS_MAX),
@@ -220,6 +233,7 @@ fn cpu(launch: &Launch) -> Result {
         "sockets × cores × threads is not between 1 and 512",
     )?;
     ensure(max_sockets >= sockets, "cpu.maxSockets", "less than sockets")?;
+    ensure(pinning.is_none() || max_sockets == sockets, "cpu.pinning", "with room for more sockets")?;
     if let super::CpuModel::Named(model) = model {
         text("cpu.model", model)?;
     }

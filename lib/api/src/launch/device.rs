@@ -185,7 +185,7 @@ pub struct Route4 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostDevice {
-    /// Its name, unique among host devices.
+    /// Its name, unique among host devices of all kinds.
     pub name: String,
     /// Its address on the host.
     pub address: PciAddress,
@@ -195,7 +195,7 @@ pub struct HostDevice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MediatedDevice {
-    /// Its name, unique among host devices of both kinds.
+    /// Its name, unique among host devices of all kinds.
     pub name: String,
     /// Its UUID on the host.
     pub uuid: String,
@@ -203,6 +203,45 @@ pub struct MediatedDevice {
     pub display: bool,
     /// Whether the screen shows a frame buffer in the guest's memory until the device's driver runs: one device's at most.
     pub ramfb: bool,
+}
+
+/// A USB device of the host that is given to the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UsbDevice {
+    /// Its name, unique among host devices of all kinds.
+    pub name: String,
+    /// Its address on the host.
+    pub address: UsbAddress,
+}
+
+/// An address on USB, until the device is unplugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct UsbAddress {
+    /// Number of the bus, from 1.
+    pub bus: u8,
+    /// Number of the device on it, from 1.
+    pub device: u8,
+}
+
+impl UsbAddress {
+    /// The address in a text such as `1:4`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (bus, device) = text.split_once(':')?;
+        Some(Self { bus: bus.parse().ok()?, device: device.parse().ok()? })
+    }
+
+    /// The device's node.
+    pub fn node(self) -> String {
+        format!("/dev/bus/usb/{:03}/{:03}", self.bus, self.device)
+    }
+}
+
+impl fmt::Display for UsbAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.bus, self.device)
+    }
 }
 
 /// An address on PCI, written `0000:65:00.0`.

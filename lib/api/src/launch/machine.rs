@@ -81,6 +81,14 @@ words! {
         Evmcs = "evmcs",
     }
 
+    /// How threads of a guest are pinned to the CPUs that its launcher may use, which are its own.
+    pub enum Pinning {
+        /// Each vCPU to one of them.
+        Vcpus = "vcpus",
+        /// The same, and all other threads of QEMU to one more.
+        All = "all",
+    }
+
     /// The clock that a timer follows.
     pub enum Track {
         /// The guest's time.
@@ -199,6 +207,9 @@ pub struct Cpu {
     pub model: CpuModel,
     /// Features on top of the model's.
     pub features: Vec<CpuFeature>,
+    /// How threads are pinned; `None`: not at all. Only without room for more sockets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinning: Option<Pinning>,
 }
 
 /// The model of the vCPUs.

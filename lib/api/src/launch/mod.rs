@@ -23,7 +23,7 @@ pub use check::{is_text, is_uuid};
 pub use device::{
     Balloon, Devices, Dhcp, DhcpOptions, HostDevice, Input, InputBus, Interface, Layout, Lease4,
     MediatedDevice, NicModel, NotPciAddress, PanicModel, PciAddress, Route4, SerialConsole, Slot, SoundModel,
-    Tap, Tpm, TpmModel, USB_CHANNELS, VideoModel, WatchdogAction, usb_channel,
+    Tap, Tpm, TpmModel, USB_CHANNELS, UsbAddress, UsbDevice, VideoModel, WatchdogAction, usb_channel,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,
@@ -31,7 +31,7 @@ pub use disk::{
 };
 pub use machine::{
     Chassis, Clock, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Features, Firmware, Hyperv, HypervSwitch,
-    Kernel, Memory, NamedCpu, OnReboot, Smbios, System, TickPolicy, Timer, TimerName, Track,
+    Kernel, Memory, NamedCpu, OnReboot, Pinning, Smbios, System, TickPolicy, Timer, TimerName, Track,
 };
 
 /// The version that is written and read.
@@ -174,6 +174,9 @@ pub struct Launch {
     /// Mediated devices of the host that the guest gets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mediated_devices: Vec<MediatedDevice>,
+    /// USB devices of the host that the guest gets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usb_devices: Vec<UsbDevice>,
     /// Everything else.
     pub devices: Devices,
     /// Where devices were in an earlier run; empty at the first.

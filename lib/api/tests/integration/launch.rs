@@ -1,6 +1,6 @@
 //! Launch documents: what is written is read, and nothing else is.
 
-use api::launch::{DOCUMENT_MAX, Launch, LaunchError, PciAddress, VERSION};
+use api::launch::{DOCUMENT_MAX, Launch, LaunchError, PciAddress, Pinning, UsbAddress, VERSION};
 use serde_json::{Value, json};
 
 /// A document with something of everything.
@@ -70,6 +70,7 @@ fn full() -> Value {
         "mediatedDevices": [{
             "name": "gpu-two", "uuid": "6b4f2c1e-0000-4000-8000-00000000000c", "display": true, "ramfb": true,
         }],
+        "usbDevices": [{"name": "usb-host-stick", "address": {"bus": 1, "device": 4}}],
         "devices": {
             "video": "bochs", "serial": {"log": "/run/ferrovirt/vm/serial0.log"},
             "inputs": [{"name": "tablet", "bus": "usb"}], "guestAgent": true,
@@ -102,7 +103,9 @@ fn fields_of_a_later_release_are_absent_from_documents_without_them() {
     let mut document = full();
     // Launchers of the releases before them refuse the fields.
     document["devices"].as_object_mut().unwrap().remove("usbChannels");
-    document.as_object_mut().unwrap().remove("mediatedDevices");
+    for field in ["mediatedDevices", "usbDevices"] {
+        document.as_object_mut().unwrap().remove(field);
+    }
     document["smbios"].as_object_mut().unwrap().remove("system");
     document["disks"][0].as_object_mut().unwrap().remove("pciAddress");
     document["interfaces"][0].as_object_mut().unwrap().remove("pciAddress");
@@ -110,6 +113,7 @@ fn fields_of_a_later_release_are_absent_from_documents_without_them() {
     let launch = read(&document).unwrap();
     assert_eq!((launch.devices.usb_channels, launch.mediated_devices.len()), (None, 0));
     assert!(launch.smbios.system.is_empty());
+    assert_eq!(launch.usb_devices, []);
     assert_eq!(serde_json::from_slice::<Value>(&launch.write().unwrap()).unwrap(), document);
 }
 
@@ -151,6 +155,8 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         "/interfaces/0/dhcp/options",
         "/hostDevices/0",
         "/mediatedDevices/0",
+        "/usbDevices/0",
+        "/usbDevices/0/address",
         "/devices",
         "/devices/tpm",
         "/devices/balloon",
@@ -163,7 +169,7 @@ fn fields_that_are_not_known_are_refused_everywhere() {
         assert!(matches!(read(&document), Err(LaunchError::Malformed(_))), "{pointer}");
         refused += 1;
     }
-    assert_eq!(refused, 27);
+    assert_eq!(refused, 29);
 }
 
 #[test]
@@ -232,6 +238,9 @@ fn values_that_cannot_be_are_refused_by_their_field() {
         ("/mediatedDevices/0/uuid", json!("../6b4f2c1e"), "mediatedDevices"),
         ("/mediatedDevices/0/display", json!(false), "mediatedDevices"),
         ("/devices/video", json!(null), "mediatedDevices"),
+        ("/usbDevices/0/name", json!("gpu-two"), "hostDevices"),
+        ("/usbDevices/0/address/bus", json!(0), "usbDevices"),
+        ("/usbDevices/0/address/device", json!(0), "usbDevices"),
         ("/devices/usbChannels", json!(0), "devices.usbChannels"),
         ("/devices/usbChannels", json!(5), "devices.usbChannels"),
         ("/layout/ports", json!(33), "layout.ports"),
@@ -246,6 +255,18 @@ fn values_that_cannot_be_are_refused_by_their_field() {
             other => panic!("{pointer} {value}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn pinned_guests_have_no_room_for_more_sockets() {
+    let mut document = full();
+    document["cpu"]["pinning"] = json!("all");
+    let refused = read(&document);
+    assert!(matches!(&refused, Err(LaunchError::Value { path, .. }) if path == "cpu.pinning"), "{refused:?}");
+    document["cpu"]["maxSockets"] = json!(1);
+    let launch = read(&document).unwrap();
+    assert_eq!(launch.cpu.pinning, Some(Pinning::All));
+    assert_eq!(serde_json::from_slice::<Value>(&launch.write().unwrap()).unwrap(), document);
 }
 
 #[test]
@@ -282,4 +303,13 @@ fn an_address_on_pci_has_one_form() {
     let mut document = full();
     document["hostDevices"][0]["address"] = json!("65:00.0");
     assert!(matches!(read(&document), Err(LaunchError::Malformed(_))));
+}
+
+#[test]
+fn an_address_on_usb_has_a_node() {
+    let address = UsbAddress::parse("1:14").unwrap();
+    assert_eq!((address.to_string(), address.node()), ("1:14".into(), "/dev/bus/usb/001/014".into()));
+    for text in ["", "1", "1:", ":4", "1:4:5", "1:256", "../1:4"] {
+        assert_eq!(UsbAddress::parse(text), None, "{text}");
+    }
 }

@@ -54,11 +54,6 @@ const fn later_in_cluster(field: &'static str) -> Row {
     Row { field, verdict: Unsupported, text: LATER, place: Where::Cluster }
 }
 
-/// A cluster follows the field in part.
-const fn partly_in_cluster(field: &'static str, text: &'static str) -> Row {
-    Row { field, verdict: Unsupported, text, place: Where::Cluster }
-}
-
 /// A cluster uses the field; one machine refuses it.
 const fn refused_alone(field: &'static str, text: &'static str) -> Row {
     Row { field, verdict: Error, text, place: Where::Machine }
@@ -86,16 +81,12 @@ const INSTANCE: &[Row] = &[
     only_cluster("topologySpreadConstraints"),
     later("utilityVolumes"),
     later_alone("domain.cpu.dedicatedCpuPlacement"),
-    partly_in_cluster(
-        "domain.cpu.dedicatedCpuPlacement",
-        "the pod has exclusive CPUs; vCPUs are not pinned to them",
-    ),
     later_alone("domain.cpu.isolateEmulatorThread"),
-    partly_in_cluster(
-        "domain.cpu.isolateEmulatorThread",
-        "one more exclusive CPU for the pod; no thread is pinned to it",
+    row(
+        "domain.cpu.numa",
+        Unsupported,
+        "not supported yet: the guest has one NUMA node, whatever its CPUs have",
     ),
-    later("domain.cpu.numa"),
     later("domain.cpu.realtime"),
     later("domain.devices.autoattachVSOCK"),
     Row {

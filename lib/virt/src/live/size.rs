@@ -31,11 +31,13 @@ fn memory(spec: &Spec) -> Option<u64> {
     bytes(spec.domain.memory.as_ref()?.guest.as_ref())?.checked_next_multiple_of(MIB)
 }
 
-/// A run's spec with the sockets and the memory of its machine's template, where these are more and there is room.
+/// A run's spec with the sockets and the memory of its machine's template, where these are more and there is room. vCPUs with
+/// CPUs of their own get no more: the pod's CPUs are those of its start.
 pub fn followed(template: &Spec, run: &Spec) -> Spec {
     let mut spec = run.clone();
     if let (Some(wanted), Some(cpu)) = (sockets(template), &mut spec.domain.cpu)
         && (cpu.sockets.unwrap_or(1)..=cpu.max_sockets.unwrap_or(0)).contains(&wanted)
+        && !crate::resolve::is_dedicated(run)
     {
         cpu.sockets = Some(wanted);
     }
@@ -146,6 +148,14 @@ mod tests {
         }
         let without_room = spec(&json!({"sockets": 1}), &json!({"guest": "1Gi"}));
         assert_eq!(followed(&run(), &without_room), without_room);
+        let mut pinned = run();
+        pinned.domain.cpu.as_mut().unwrap().dedicated_cpu_placement = Some(true);
+        for (sockets, restart) in [(1, false), (2, true)] {
+            let cpu = json!({"sockets": sockets, "dedicatedCpuPlacement": true});
+            let template = spec(&cpu, &json!({"guest": "1Gi"}));
+            assert_eq!(followed(&template, &pinned), pinned, "{sockets}");
+            assert_eq!(needs_restart(&template, &pinned), restart, "{sockets}");
+        }
     }
 
     #[test]
@@ -176,6 +186,7 @@ mod tests {
             threads: 1,
             model: api::launch::CpuModel::HostModel,
             features: Vec::new(),
+            pinning: None,
         };
         keep_room(&mut started, &cpu, &Memory { guest: 1 << 30, max_guest: 4 << 30, huge_page: None });
         assert!(!needs_restart(&template(1, "1Gi"), &started), "room that was filled in");
@@ -193,6 +204,7 @@ mod tests {
             threads: 1,
             model: api::launch::CpuModel::HostModel,
             features: Vec::new(),
+            pinning: None,
         };
         status::size(&mut status, &cpu, &Memory { guest: 1 << 30, max_guest: 4 << 30, huge_page: None });
         assert_eq!(wanted(&run(), &status), None);

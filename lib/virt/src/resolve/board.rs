@@ -3,7 +3,7 @@
 use api::kubevirt::{Efi as EfiSpec, VirtualMachineInstanceSpec};
 use api::launch::{
     Accelerator, Chassis, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Firmware, Kernel, Memory,
-    PROCESSORS_MAX, Smbios,
+    PROCESSORS_MAX, Pinning, Smbios,
 };
 use api::quantity;
 
@@ -90,6 +90,11 @@ pub fn topology(spec: &VirtualMachineInstanceSpec) -> (u32, u32, u32) {
     (sockets, asked.cores.unwrap_or(1), asked.threads.unwrap_or(1))
 }
 
+/// Whether a guest asks for CPUs to itself. Their number is fixed when its pod is created, so it cannot be given more vCPUs.
+pub fn is_dedicated(spec: &VirtualMachineInstanceSpec) -> bool {
+    spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement == Some(true))
+}
+
 /// Most sockets, and most bytes of memory, that a guest can be given while it runs, where the spec leaves that open and has
 /// the initial values.
 pub fn room(spec: &VirtualMachineInstanceSpec, growth: Growth) -> (Option<u32>, Option<u64>) {
@@ -101,7 +106,8 @@ pub fn room(spec: &VirtualMachineInstanceSpec, growth: Growth) -> (Option<u32>, 
         let max = growth.most_memory(guest, huge);
         guest + (max - guest) - (max - guest) % BLOCK
     });
-    (Some(growth.most_sockets(sockets, cores, threads)), room)
+    let most = if is_dedicated(spec) { sockets } else { growth.most_sockets(sockets, cores, threads) };
+    (Some(most), room)
 }
 
 impl Resolution<'_> {
@@ -132,6 +138,13 @@ impl Resolution<'_> {
                 max
             }
         };
+        let isolated = asked.isolate_emulator_thread == Some(true);
+        let pinning = (self.made.own_cpus && is_dedicated(self.spec)).then_some(if isolated {
+            Pinning::All
+        } else {
+            Pinning::Vcpus
+        });
+        let max_sockets = if pinning.is_some() { sockets } else { max_sockets };
         let mut features = Vec::new();
         for (index, feature) in asked.features.iter().enumerate() {
             let at = format!("domain.cpu.features[{index}]");
@@ -154,7 +167,7 @@ impl Resolution<'_> {
             },
             Some(name) => CpuModel::Named(name.to_owned()),
         };
-        Cpu { sockets, max_sockets, cores, threads, model, features }
+        Cpu { sockets, max_sockets, cores, threads, model, features, pinning }
     }
 
     fn requested_processors(&mut self) -> u32 {

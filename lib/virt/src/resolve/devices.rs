@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::launch::{
     Accelerator, Balloon, Devices, Firmware, HostDevice, Input, InputBus, MediatedDevice, PanicModel,
-    SerialConsole, SoundModel, Tpm, TpmModel, USB_CHANNELS, VideoModel, WatchdogAction,
+    SerialConsole, SoundModel, Tpm, TpmModel, USB_CHANNELS, UsbDevice, VideoModel, WatchdogAction,
 };
 
 use super::volumes::is_label;
@@ -15,6 +15,14 @@ use crate::{host_devices, pod};
 const STATISTICS_PERIOD: u32 = 10;
 /// Name of the tablet that is made where one is asked for without a name.
 const TABLET: &str = "default-0";
+
+/// Devices of the host for a guest, by kinds.
+#[derive(Default)]
+pub(super) struct HostDevices {
+    pub(super) pci: Vec<HostDevice>,
+    pub(super) mediated: Vec<MediatedDevice>,
+    pub(super) usb: Vec<UsbDevice>,
+}
 
 impl Resolution<'_> {
     pub(super) fn devices(&mut self, firmware: &Option<Firmware>) -> Devices {
@@ -46,8 +54,8 @@ impl Resolution<'_> {
     }
 
     /// Each takes the next device that the guest was given of its resource.
-    pub(super) fn host_devices(&mut self) -> (Vec<HostDevice>, Vec<MediatedDevice>) {
-        let (mut found, mut mediated): (Vec<HostDevice>, Vec<MediatedDevice>) = (Vec::new(), Vec::new());
+    pub(super) fn host_devices(&mut self) -> HostDevices {
+        let mut found = HostDevices::default();
         let mut names = BTreeSet::new();
         let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
         let asked = host_devices::requested(self.spec);
@@ -72,17 +80,25 @@ impl Resolution<'_> {
             let address = self.made.host_devices.get(one.resource).and_then(|all| all.get(*place));
             *place += 1;
             match address {
-                Some(HostAddress::Pci(address)) => found.push(HostDevice { name, address: *address }),
+                Some(HostAddress::Pci(address)) => found.pci.push(HostDevice { name, address: *address }),
                 Some(HostAddress::Mediated(uuid)) => {
                     let display = screen && one.display.shown;
                     // QEMU has one such frame buffer.
-                    let ramfb = display && one.display.ramfb && !mediated.iter().any(|other| other.ramfb);
-                    mediated.push(MediatedDevice { name, uuid: uuid.clone(), display, ramfb });
+                    let ramfb =
+                        display && one.display.ramfb && !found.mediated.iter().any(|other| other.ramfb);
+                    found.mediated.push(MediatedDevice { name, uuid: uuid.clone(), display, ramfb });
                 }
+                Some(HostAddress::Usb(set)) => match one.no_usb() {
+                    Some(problem) => self.error(&at, problem),
+                    None => found.usb.extend(set.iter().enumerate().map(|(number, address)| UsbDevice {
+                        name: one.usb_alias(number),
+                        address: *address,
+                    })),
+                },
                 None => self.error(&at, format!("the pod has too few devices of {}", one.resource)),
             }
         }
-        (found, mediated)
+        found
     }
 
     fn video(&mut self, firmware: &Option<Firmware>) -> Option<VideoModel> {

@@ -22,13 +22,14 @@ use api::kubevirt::VirtualMachineInstanceSpec;
 pub use api::launch::Tap;
 use api::launch::{
     Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, PciAddress, Slot, Storage, System,
-    VERSION,
+    UsbAddress, VERSION,
 };
 use api::resource::ObjectMeta;
 
 use crate::finding::{Finding, Findings};
+use devices::HostDevices;
 
-pub use board::{Growth, room, topology};
+pub use board::{Growth, is_dedicated, room, topology};
 pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
 pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage, leave_volumes_out};
 
@@ -78,6 +79,8 @@ pub struct Made {
     pub taps: BTreeMap<String, Tap>,
     /// Devices of the host that the guest was given, by resource.
     pub host_devices: BTreeMap<String, Vec<HostAddress>>,
+    /// Whether a guest that asks for dedicated CPUs has some to itself.
+    pub own_cpus: bool,
     /// Where devices were in an earlier run.
     pub layout: Layout,
 }
@@ -89,6 +92,8 @@ pub enum HostAddress {
     Pci(PciAddress),
     /// A mediated device, by its UUID.
     Mediated(String),
+    /// A set of USB devices, which a guest gets as one.
+    Usb(Vec<UsbAddress>),
 }
 
 /// A volume that is a file or device.
@@ -236,7 +241,8 @@ impl Resolution<'_> {
         let interfaces = self.interfaces();
         let media = self.media();
         let (io_threads, disks) = self.disks(&cpu, &media);
-        let (host_devices, mediated_devices) = self.host_devices();
+        let HostDevices { pci: host_devices, mediated: mediated_devices, usb: usb_devices } =
+            self.host_devices();
         let devices = self.devices(&firmware);
         self.boot_orders();
         self.credentials();
@@ -282,6 +288,7 @@ impl Resolution<'_> {
             interfaces,
             host_devices,
             mediated_devices,
+            usb_devices,
             devices,
             layout: self.made.layout.clone(),
             grace_seconds: spec.termination_grace_period_seconds.unwrap_or(GRACE_SECONDS),

@@ -230,6 +230,7 @@ pub(super) fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
         volumes: volumes.collect(),
         taps: taps.collect(),
         host_devices: devices,
+        own_cpus: true,
         layout: Layout::default(),
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn place(
     restrict(pod, settings);
     selector[SCHEDULABLE] = json!("true");
     selector["kubernetes.io/arch"] = json!(spec.architecture.as_deref().unwrap_or("amd64"));
-    if raw.pointer("/domain/cpu/dedicatedCpuPlacement") == Some(&json!(true)) {
+    if virt::resolve::is_dedicated(spec) {
         selector["cpumanager"] = json!("true");
     }
     if raw.pointer("/domain/cpu/realtime").is_some() {

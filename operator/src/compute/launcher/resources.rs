@@ -90,6 +90,7 @@ pub(super) fn compute(
         quantity::bytes(&text).map(Some).map_err(error)
     };
     let (mut requests, mut limits) = (Map::new(), Map::new());
+    let dedicated = virt::resolve::is_dedicated(spec);
 
     let memory_request;
     let hugepages = spec.domain.memory.as_ref().and_then(|memory| memory.hugepages.as_ref());
@@ -100,7 +101,9 @@ pub(super) fn compute(
         memory_request = beside;
     } else {
         let limit = bytes("limits", "memory")?;
-        let overcommitted = guest.saturating_mul(100) / u64::from(settings.memory_overcommit.max(1));
+        // With dedicated CPUs the request is the limit: less than the guest's memory would kill it.
+        let percent = if dedicated { 100 } else { settings.memory_overcommit.max(1) };
+        let overcommitted = guest.saturating_mul(100) / u64::from(percent);
         let request = bytes("requests", "memory")?.or(limit).unwrap_or(overcommitted);
         memory_request = request.saturating_add(beside);
         if let Some(limit) = limit {
@@ -114,7 +117,7 @@ pub(super) fn compute(
     }
 
     let count = vcpus(spec);
-    if raw.pointer("/domain/cpu/dedicatedCpuPlacement") == Some(&json!(true)) {
+    if dedicated {
         let emulator = u64::from(raw.pointer("/domain/cpu/isolateEmulatorThread") == Some(&json!(true)));
         let cpus = json!((count + emulator).to_string());
         requests.insert("cpu".into(), cpus.clone());

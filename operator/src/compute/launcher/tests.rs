@@ -497,6 +497,10 @@ fn limits_of_the_namespace_are_those_of_instances_without_their_own() {
     // Pinned vCPUs have limits already.
     let pinned = guest(json!({"cpu": {"cores": 2, "dedicatedCpuPlacement": true}}));
     assert_eq!(of(&pinned, none), of(&pinned, both));
+    let overcommitting = Settings { memory_overcommit: 200, ..settings() };
+    let made = pod(&instance(&json!({"domain": pinned})), &overcommitting, Purpose::Guest, &FACTS).unwrap();
+    let resources = &made["spec"]["containers"][0]["resources"];
+    assert_eq!(*resources, of(&pinned, none), "memory that is the limit is not overcommitted");
 }
 
 #[test]

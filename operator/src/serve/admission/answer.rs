@@ -35,10 +35,11 @@ pub(super) struct Cause {
     pub(super) message: String,
 }
 
-/// The devices and interfaces of an instance's spec, whose path is `at`, that are not permitted. A spec that cannot be read
-/// is refused by other rules.
+/// The devices, interfaces and dedicated CPUs of an instance's spec, whose path is `at`, that are not permitted. A spec that
+/// cannot be read is refused by other rules.
 pub(super) fn not_permitted(spec: &Value, at: &str, permitted: &Permitted) -> Vec<Cause> {
     let mut causes = devices_refused(spec, at, permitted.devices.as_ref());
+    causes.extend(cpus_refused(spec, at));
     if !permitted.pod_bridges {
         causes.extend(pod_bridges(spec, at));
     }
@@ -70,6 +71,21 @@ fn devices_refused(spec: &Value, at: &str, permitted: Option<&PermittedHostDevic
     let Ok(spec) = VirtualMachineInstanceSpec::deserialize(spec) else { return Vec::new() };
     let refused = virt::host_devices::refused(&spec, permitted).into_iter();
     refused.map(|(path, message)| Cause { reason: INVALID, field: format!("{at}.{path}"), message }).collect()
+}
+
+/// Dedicated CPUs, and what comes with them, that a spec asks for in a way that upstream refuses.
+fn cpus_refused(spec: &Value, at: &str) -> Vec<Cause> {
+    let cpu = &spec["domain"]["cpu"];
+    // Most ask for none of these, and their spec is not read a second time.
+    if ["dedicatedCpuPlacement", "isolateEmulatorThread", "numa"]
+        .into_iter()
+        .all(|field| cpu[field].is_null())
+    {
+        return Vec::new();
+    }
+    let Ok(spec) = VirtualMachineInstanceSpec::deserialize(spec) else { return Vec::new() };
+    let refused = virt::dedicated::refused(&spec, at).into_iter();
+    refused.map(|(field, message)| Cause { reason: INVALID, field, message }).collect()
 }
 
 /// A refusal (422, Invalid).

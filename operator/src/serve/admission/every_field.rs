@@ -19,13 +19,14 @@ use super::settings::Permitted;
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
-const BY_OPERATOR: [&str; 23] = [
+const BY_OPERATOR: [&str; 24] = [
     "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent",
     "accessCredentials[].userPassword",
     "affinity",
     "dnsConfig",
     "dnsPolicy",
     "domain.cpu.dedicatedCpuPlacement",
+    "domain.cpu.isolateEmulatorThread",
     "domain.devices.clientPassthrough",
     "domain.devices.gpus[].deviceName",
     "domain.devices.gpus[].name",

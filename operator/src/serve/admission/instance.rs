@@ -208,6 +208,11 @@ mod tests {
                 Some("HostDevice nvidia.com/T5 is not permitted in permittedHostDevices configuration"),
             ),
             (
+                with("/spec/domain/cpu", json!({"isolateEmulatorThread": true})),
+                Some("IsolateEmulatorThread should be only set in combination with DedicatedCPUPlacement"),
+            ),
+            (with("/spec/domain/cpu", json!({"cores": 2, "dedicatedCpuPlacement": true})), None),
+            (
                 with("/metadata/labels", json!({"kubevirt.io/nodeName": "n"})),
                 Some("creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited"),
             ),

@@ -1,20 +1,19 @@
 //! Mediated devices of the node that guests may have: those of `permittedHostDevices` that exist. A driver of the host, such as
 //! that of virtual GPUs, makes them of a device of its own.
 //!
-//! Not here: their plugins ([`super::permitted`]), making them (`mediatedDevicesConfiguration`), resources of other device
-//! plugins (`externalResourceProvider`).
+//! Not here: their plugins ([`super::permitted`]), making them ([`super::mediated_types`]), resources of other device plugins
+//! (`externalResourceProvider`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::kubevirt::PermittedMediatedDevice;
 use api::launch::is_uuid;
-use csi::deviceplugin::ContainerAllocateResponse;
 
 use super::{Units, linked};
 
 /// A name of a type as it is compared: with _ for blanks, as upstream.
-fn plain(name: &str) -> String {
+pub(super) fn plain(name: &str) -> String {
     name.trim().replace(' ', "_")
 }
 
@@ -26,7 +25,7 @@ fn kind(devices: &Path, uuid: &str) -> Option<String> {
 }
 
 /// The group of devices that a device is isolated with.
-fn group(devices: &Path, uuid: &str) -> Option<String> {
+pub(super) fn group(devices: &Path, uuid: &str) -> Option<String> {
     is_uuid(uuid).then(|| linked(&devices.join(uuid).join("iommu_group")))?
 }
 
@@ -51,22 +50,6 @@ pub(super) fn offered(permitted: &[PermittedMediatedDevice], devices: &Path) -> 
     resources
 }
 
-/// The environment variable of a container with the UUIDs of its devices of a resource, separated by commas.
-pub(crate) fn variable(resource: &str) -> String {
-    super::variable("MDEV_PCI_RESOURCE", resource)
-}
-
-/// The device nodes and the variable for the devices `ids` of a resource; an error names the one that is gone.
-pub(super) fn allocate(
-    devices: &Path,
-    resource: &str,
-    ids: &[String],
-) -> Result<ContainerAllocateResponse, String> {
-    super::allocate(variable(resource), ids, |id| {
-        group(devices, id).ok_or_else(|| format!("{id} is no mediated device that is isolated by an IOMMU"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -74,6 +57,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::devices::Bus;
 
     const FIRST: &str = "6b4f2c1e-0000-4000-8000-000000000001";
     const SECOND: &str = "6b4f2c1e-0000-4000-8000-000000000002";
@@ -132,13 +116,14 @@ mod tests {
     fn a_container_gets_the_nodes_of_its_devices_and_their_uuids() {
         let node = node();
         let ids = [FIRST.to_owned(), SECOND.to_owned()];
-        let answer = allocate(node.path(), "nvidia.com/GRID_T4-1Q", &ids).unwrap();
+        let answer = Bus::Mediated.allocate(node.path(), "nvidia.com/GRID_T4-1Q", &ids).unwrap();
         let nodes: Vec<&str> = answer.devices.iter().map(|one| one.host_path.as_str()).collect();
         assert_eq!(nodes, ["/dev/vfio/20", "/dev/vfio/21", "/dev/vfio/vfio"]);
         let name = "MDEV_PCI_RESOURCE_NVIDIA_COM_GRID_T4-1Q";
         assert_eq!(answer.envs.get(name), Some(&ids.join(",")));
         for id in [SHARED, "6b4f2c1e-0000-4000-8000-00000000ffff", "../..", "not-a-uuid"] {
-            assert!(allocate(node.path(), "a/b", &[id.to_owned()]).unwrap_err().contains(id), "{id}");
+            let refused = Bus::Mediated.allocate(node.path(), "a/b", &[id.to_owned()]).unwrap_err();
+            assert!(refused.contains(id), "{refused}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Device plugins: the kubelet counts `devices.kubevirt.io/{kvm,tun,vhost-net}` and the PCI and mediated devices that guests
-//! may have ([`permitted`]), and gives launcher pods the device nodes.
+//! Device plugins: the kubelet counts `devices.kubevirt.io/{kvm,tun,vhost-net}` and the PCI, mediated and USB devices that
+//! guests may have ([`permitted`]), and gives launcher pods the device nodes.
 //!
 //! ```text
 //! Plugins::start,  ──► one task per resource (register): socket in the kubelet's directory ─► Register ─► watch for
@@ -8,11 +8,13 @@
 //!
 //! Not here: whether KVM works ([`crate::node::kvm`]), and which pods ask for which device (the operator).
 
-pub(crate) mod mediated;
-pub(crate) mod pci;
+mod mediated;
+pub(crate) mod mediated_types;
+mod pci;
 pub(crate) mod permitted;
 mod plugin;
 mod register;
+mod usb;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,6 +22,8 @@ use std::path::{Path, PathBuf};
 use csi::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::settings::Settings;
 
 /// Units of each device that the kubelet may give away: as many as pods can ever ask for, as upstream has it.
 const UNITS: usize = 1000;
@@ -76,37 +80,100 @@ type Units = BTreeMap<String, bool>;
 enum Give {
     /// This device node.
     Node(&'static str),
-    /// The PCI device that the unit is called after, found in this directory.
-    Pci(PathBuf),
-    /// The mediated device that the unit is called after, found in this directory.
-    Mediated(PathBuf),
+    /// Those on this bus that the unit is called after, found in this directory.
+    Found(Bus, PathBuf),
+}
+
+/// A bus with devices of the node that guests may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bus {
+    /// PCI: a unit is a device.
+    Pci,
+    /// Mediated devices: a unit is a device.
+    Mediated,
+    /// USB: a unit is a set of devices.
+    Usb,
+}
+
+/// The node that opens VFIO's others.
+const VFIO: &str = "/dev/vfio/vfio";
+
+impl Bus {
+    /// All of them, in the order in which a resource takes its units from one.
+    const ALL: [Self; 3] = [Self::Pci, Self::Mediated, Self::Usb];
+
+    /// The kernel's list of the devices, below that of buses.
+    fn list(self) -> &'static str {
+        match self {
+            Self::Pci => "pci/devices",
+            Self::Mediated => "mdev/devices",
+            Self::Usb => "usb/devices",
+        }
+    }
+
+    /// The environment variable of a container with its devices of a resource, separated by commas.
+    pub(crate) fn variable(self, resource: &str) -> String {
+        let prefix = match self {
+            Self::Pci => "PCI_RESOURCE",
+            Self::Mediated => "MDEV_PCI_RESOURCE",
+            Self::Usb => "USB_RESOURCE",
+        };
+        format!("{prefix}_{}", resource.to_uppercase().replace(['/', '.'], "_"))
+    }
+
+    /// The node's units of each resource that is permitted and not another plugin's, found in the kernel's list `devices`.
+    /// `before`: units that were offered.
+    fn offered(
+        self,
+        settings: &Settings,
+        devices: &Path,
+        before: &BTreeMap<String, Units>,
+    ) -> BTreeMap<String, Units> {
+        match self {
+            Self::Pci => pci::offered(&settings.pci_devices, devices),
+            Self::Mediated => mediated::offered(&settings.mediated_devices, devices),
+            Self::Usb => usb::offered(&settings.usb_devices, devices, before),
+        }
+    }
+
+    /// The device nodes of a unit, found in the kernel's list `devices`; an error: it is gone.
+    fn nodes(self, devices: &Path, id: &str) -> Result<Vec<String>, String> {
+        let isolated = |group: String| vec![VFIO.to_owned(), format!("/dev/vfio/{group}")];
+        let (found, what) = match self {
+            Self::Pci => {
+                let what = "PCI device that is bound to vfio-pci and isolated by an IOMMU";
+                (pci::group(devices, id).map(isolated), what)
+            }
+            Self::Mediated => {
+                let what = "mediated device that is isolated by an IOMMU";
+                (mediated::group(devices, id).map(isolated), what)
+            }
+            Self::Usb => (usb::nodes(devices, id), "set of USB devices of this node"),
+        };
+        found.ok_or_else(|| format!("{id} is no {what}"))
+    }
+
+    /// The device nodes and the variable for the units `ids` of a resource; an error names the one that is gone.
+    fn allocate(
+        self,
+        devices: &Path,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, String> {
+        let mut nodes = BTreeSet::new();
+        for id in ids {
+            nodes.extend(self.nodes(devices, id)?);
+        }
+        Ok(ContainerAllocateResponse {
+            envs: [(self.variable(resource), ids.join(","))].into(),
+            devices: nodes.into_iter().map(node).collect(),
+        })
+    }
 }
 
 /// The name of what a symbolic link of the kernel leads to.
 fn linked(link: &Path) -> Option<String> {
     std::fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_owned)
-}
-
-/// The environment variable of a container with its devices of a resource, separated by commas.
-fn variable(prefix: &str, resource: &str) -> String {
-    format!("{prefix}_{}", resource.to_uppercase().replace(['/', '.'], "_"))
-}
-
-/// The nodes of VFIO for the devices `ids`, and the variable with them; `group` gives the group of devices that one is isolated
-/// with, or why it has none.
-fn allocate(
-    variable: String,
-    ids: &[String],
-    group: impl Fn(&str) -> Result<String, String>,
-) -> Result<ContainerAllocateResponse, String> {
-    let mut nodes = BTreeSet::from(["/dev/vfio/vfio".to_owned()]);
-    for id in ids {
-        nodes.insert(format!("/dev/vfio/{}", group(id)?));
-    }
-    Ok(ContainerAllocateResponse {
-        envs: [(variable, ids.join(","))].into(),
-        devices: nodes.into_iter().map(node).collect(),
-    })
 }
 
 /// A device node that a container gets under the node's own path.

@@ -8,7 +8,6 @@ use std::path::Path;
 
 use api::kubevirt::PermittedPciDevice;
 use api::launch::PciAddress;
-use csi::deviceplugin::ContainerAllocateResponse;
 
 use super::{Units, linked};
 
@@ -63,22 +62,9 @@ pub(super) fn offered(permitted: &[PermittedPciDevice], devices: &Path) -> BTree
     if permitted.is_empty() { BTreeMap::new() } else { units(permitted, &all(devices)) }
 }
 
-/// The environment variable of a container with the addresses of its devices of a resource, separated by commas.
-pub(crate) fn variable(resource: &str) -> String {
-    super::variable("PCI_RESOURCE", resource)
-}
-
-/// The device nodes and the variable for the devices `ids` of a resource; an error names the one that is gone.
-pub(super) fn allocate(
-    devices: &Path,
-    resource: &str,
-    ids: &[String],
-) -> Result<ContainerAllocateResponse, String> {
-    super::allocate(variable(resource), ids, |id| {
-        let device = id.parse().ok().and_then(|address| found(devices, address));
-        let gone = || format!("{id} is no PCI device that is bound to {DRIVER} and isolated by an IOMMU");
-        device.map(|device| device.group).ok_or_else(gone)
-    })
+/// The group of devices that the device of this address is isolated with.
+pub(super) fn group(devices: &Path, address: &str) -> Option<String> {
+    found(devices, address.parse().ok()?).map(|found| found.group)
 }
 
 #[cfg(test)]
@@ -88,6 +74,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::devices::Bus;
 
     /// Two cards of one kind that guests can have, one that the node uses, one without an IOMMU, and another kind.
     fn node() -> tempfile::TempDir {
@@ -145,13 +132,14 @@ mod tests {
         let node = node();
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let both = ids(&["0000:65:00.0", "0000:65:00.1"]);
-        let answer = allocate(node.path(), "nvidia.com/TU104GL-T4", &both).unwrap();
+        let answer = Bus::Pci.allocate(node.path(), "nvidia.com/TU104GL-T4", &both).unwrap();
         let nodes: Vec<&str> = answer.devices.iter().map(|one| one.host_path.as_str()).collect();
         assert_eq!(nodes, ["/dev/vfio/7", "/dev/vfio/8", "/dev/vfio/vfio"]);
         let name = "PCI_RESOURCE_NVIDIA_COM_TU104GL-T4";
         assert_eq!(answer.envs.get(name).map(String::as_str), Some("0000:65:00.0,0000:65:00.1"));
         for id in ["0000:66:00.0", "0000:67:00.0", "0000:99:00.0", "../.."] {
-            assert!(allocate(node.path(), "a/b", &ids(&[id])).unwrap_err().contains(id), "{id}");
+            let refused = Bus::Pci.allocate(node.path(), "a/b", &ids(&[id])).unwrap_err();
+            assert!(refused.contains(id), "{refused}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The device plugins of `permittedHostDevices`: one for each resource that the node has PCI or mediated devices of.
+//! The device plugins of `permittedHostDevices`: one for each resource that the node has devices of.
 //!
 //! ```text
-//! KubeVirt object (watch) ───────┐
-//! /sys/bus/{pci,mdev}/devices ───┴─► units by resource ─► plugins started, updated, stopped
+//! KubeVirt object (watch) ───────────┐
+//! /sys/bus/{pci,mdev,usb}/devices ───┴─► units by resource ─► plugins started, updated, stopped
 //! ```
 //!
-//! Not here: which devices there are ([`super::pci`], [`super::mediated`]), USB devices.
+//! Not here: which devices there are ([`super::pci`], [`super::mediated`], [`super::usb`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use cluster::Cache;
 use tokio::sync::watch;
 
-use super::{Give, Offer, Running, Units, mediated, pci, start};
+use super::{Bus, Give, Offer, Running, Units, start};
 use crate::settings::{Settings, current};
 
 /// The kernel's lists of devices, by bus.
@@ -29,15 +29,20 @@ struct Kept {
     _running: Running,
 }
 
-/// What the node has of each permitted resource. One of both kinds is that of PCI devices where there are any.
-fn offered(settings: &Settings, buses: &Path) -> BTreeMap<String, (Give, Units)> {
-    let (pci, mdev) = (buses.join("pci/devices"), buses.join("mdev/devices"));
-    let mediated = mediated::offered(&settings.mediated_devices, &mdev).into_iter();
-    let mut all: BTreeMap<String, (Give, Units)> =
-        mediated.map(|(resource, units)| (resource, (Give::Mediated(mdev.clone()), units))).collect();
-    for (resource, units) in pci::offered(&settings.pci_devices, &pci) {
-        if !units.is_empty() || !all.contains_key(&resource) {
-            all.insert(resource, (Give::Pci(pci.clone()), units));
+/// What the node has of each permitted resource. One of several buses is that of the first with units. `before`: units that
+/// were offered.
+fn offered(
+    settings: &Settings,
+    buses: &Path,
+    before: &BTreeMap<String, Units>,
+) -> BTreeMap<String, (Give, Units)> {
+    let mut all: BTreeMap<String, (Give, Units)> = BTreeMap::new();
+    for bus in Bus::ALL {
+        let devices = buses.join(bus.list());
+        for (resource, units) in bus.offered(settings, &devices, before) {
+            if all.get(&resource).is_none_or(|(_, before)| before.is_empty()) {
+                all.insert(resource, (Give::Found(bus, devices.clone()), units));
+            }
         }
     }
     all
@@ -50,8 +55,12 @@ pub(crate) async fn keep(settings: Cache<Settings>, directory: PathBuf) {
     let mut plugins: BTreeMap<String, Kept> = BTreeMap::new();
     loop {
         let permitted = current(&settings);
-        let idle = permitted.pci_devices.is_empty() && permitted.mediated_devices.is_empty();
-        let offered = offered(&permitted, Path::new(BUSES));
+        let idle = permitted.pci_devices.is_empty()
+            && permitted.mediated_devices.is_empty()
+            && permitted.usb_devices.is_empty();
+        let units = |(resource, kept): (&String, &Kept)| (resource.clone(), kept.tell.borrow().clone());
+        let before = plugins.iter().map(units).collect();
+        let offered = offered(&permitted, Path::new(BUSES), &before);
         plugins.retain(|resource, kept| offered.get(resource).is_some_and(|(give, _)| *give == kept.give));
         for (resource, (give, units)) in offered {
             match plugins.get(&resource) {
@@ -86,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resource_of_both_kinds_has_one_plugin() {
+    fn a_resource_of_several_buses_has_one_plugin() {
         const UUID: &str = "6b4f2c1e-0000-4000-8000-000000000001";
         let buses = tempfile::tempdir().unwrap();
         let device = buses.path().join("mdev/devices").join(UUID);
@@ -101,11 +110,11 @@ mod tests {
         let settings = Settings::from(&serde_json::from_str::<api::kubevirt::KubeVirt>(object).unwrap());
         let has_units = |all: &BTreeMap<String, (Give, Units)>| -> Vec<(String, bool, usize)> {
             let one = |(resource, (give, units)): (&String, &(Give, Units))| {
-                (resource.clone(), matches!(give, Give::Pci(_)), units.len())
+                (resource.clone(), matches!(give, Give::Found(Bus::Pci, _)), units.len())
             };
             all.iter().map(one).collect()
         };
-        let found = has_units(&offered(&settings, buses.path()));
+        let found = has_units(&offered(&settings, buses.path(), &BTreeMap::new()));
         let wanted = |both: bool| {
             [
                 ("a/both".to_owned(), both, 1),
@@ -120,6 +129,6 @@ mod tests {
         std::fs::write(card.join("device"), "0x1eb8\n").unwrap();
         symlink("../../drivers/vfio-pci", card.join("driver")).unwrap();
         symlink("../../kernel/iommu_groups/7", card.join("iommu_group")).unwrap();
-        assert_eq!(has_units(&offered(&settings, buses.path())), wanted(true));
+        assert_eq!(has_units(&offered(&settings, buses.path(), &BTreeMap::new())), wanted(true));
     }
 }

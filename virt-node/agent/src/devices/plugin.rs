@@ -11,7 +11,7 @@ use csi::deviceplugin::{
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{Give, Offer, Units, mediated, node, pci};
+use super::{Give, Offer, Units, node};
 
 /// A resource's plugin.
 #[derive(Clone, Debug)]
@@ -34,8 +34,7 @@ impl Plugin {
                 devices: vec![node((*path).to_owned())],
                 ..ContainerAllocateResponse::default()
             }),
-            Give::Pci(devices) => pci::allocate(devices, &self.0.resource, ids),
-            Give::Mediated(devices) => mediated::allocate(devices, &self.0.resource, ids),
+            Give::Found(bus, devices) => bus.allocate(devices, &self.0.resource, ids),
         }
     }
 }

@@ -8,16 +8,16 @@
 use std::collections::BTreeMap;
 
 use api::kubevirt::VirtualMachineInstanceSpec;
-use api::launch::is_uuid;
+use api::launch::{UsbAddress, is_uuid};
 use virt::host_devices::resources;
 use virt::resolve::HostAddress;
 
 use super::disks;
-use crate::devices::{mediated, pci};
+use crate::devices::Bus;
 use crate::error::{Error, Kind, Result};
 use crate::pods::process::Process;
 
-/// Directory of the devices' nodes.
+/// Directory of VFIO's nodes.
 const NODES: &str = "/dev/vfio";
 /// Memory that may be locked in addition to the guest's: the devices' own.
 const DEVICE_MEMORY: u64 = 1 << 30;
@@ -34,39 +34,72 @@ pub(super) fn given(
     if resources.is_empty() {
         return Ok(BTreeMap::new());
     }
-    addresses(resources.into_keys(), &launcher.environment()?)
+    addresses(&resources, &launcher.environment()?)
 }
 
-/// Devices by resource, from the variables of an environment.
-fn addresses<'a>(
-    resources: impl Iterator<Item = &'a str>,
+/// Devices by resource, from the variables of an environment. `resources` has how many of each are asked for.
+fn addresses(
+    resources: &BTreeMap<&str, usize>,
     environment: &BTreeMap<String, String>,
 ) -> Result<BTreeMap<String, Vec<HostAddress>>> {
-    let pci = |text: &str| text.parse().ok().map(HostAddress::Pci);
-    let mediated = |text: &str| is_uuid(text).then(|| HostAddress::Mediated(text.to_owned()));
-    let read = |variable: String, what: &str, parse: &dyn Fn(&str) -> Option<HostAddress>| {
-        let list = environment.get(&variable).map_or("", String::as_str);
-        let parsed = list.split(',').map(str::trim).filter(|one| !one.is_empty()).map(parse);
-        let wrong = || {
-            let text = format!("{variable} of the launcher's container is no list of {what}");
-            Error::new(Kind::Content, text)
-        };
-        parsed.collect::<Option<Vec<HostAddress>>>().ok_or_else(wrong)
-    };
     let mut found = BTreeMap::new();
-    for resource in resources {
-        let mut all = read(pci::variable(resource), "PCI addresses", &pci)?;
-        all.extend(read(mediated::variable(resource), "UUIDs of mediated devices", &mediated)?);
-        found.insert(resource.to_owned(), all);
+    for (resource, asked) in resources {
+        let mut all: Vec<HostAddress> = list(environment, Bus::Pci, resource, "PCI addresses", |text| {
+            text.parse().ok().map(HostAddress::Pci)
+        })?;
+        all.extend(list(environment, Bus::Mediated, resource, "UUIDs of mediated devices", |text| {
+            is_uuid(text).then(|| HostAddress::Mediated(text.to_owned()))
+        })?);
+        let usb = list(environment, Bus::Usb, resource, "USB addresses", UsbAddress::parse)?;
+        // Sets of one resource have the same number of devices.
+        let sets = asked.saturating_sub(all.len()).max(1);
+        if !usb.len().is_multiple_of(sets) {
+            let text = format!("{} USB devices of {resource} are not {sets} sets of one size", usb.len());
+            return Err(Error::new(Kind::Content, text));
+        }
+        all.extend(usb.chunks((usb.len() / sets).max(1)).map(|set| HostAddress::Usb(set.to_vec())));
+        found.insert((*resource).to_owned(), all);
     }
     Ok(found)
 }
 
-/// Lets a launcher open the devices and lock the guest's memory for them.
+/// The list in a resource's variable, which is one of `what`.
+fn list<T>(
+    environment: &BTreeMap<String, String>,
+    bus: Bus,
+    resource: &str,
+    what: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>> {
+    let variable = bus.variable(resource);
+    let text = environment.get(&variable).map_or("", String::as_str);
+    let parsed = text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(parse);
+    parsed.collect::<Option<Vec<T>>>().ok_or_else(|| {
+        Error::new(Kind::Content, format!("{variable} of the launcher's container is no list of {what}"))
+    })
+}
+
+/// Lets a launcher open the devices and lock the guest's memory for those that need it.
 ///
 /// # Errors
 /// The launcher is gone, or the kernel refuses.
-pub(super) fn open(spec: &VirtualMachineInstanceSpec, launcher: &Process) -> Result<()> {
+pub(super) fn open(
+    spec: &VirtualMachineInstanceSpec,
+    devices: &BTreeMap<String, Vec<HostAddress>>,
+    launcher: &Process,
+) -> Result<()> {
+    let mut isolated = false;
+    for device in devices.values().flatten() {
+        match device {
+            HostAddress::Pci(_) | HostAddress::Mediated(_) => isolated = true,
+            HostAddress::Usb(set) => {
+                set.iter().try_for_each(|address| disks::give_device(launcher, &address.node()))?;
+            }
+        }
+    }
+    if !isolated {
+        return Ok(());
+    }
     for node in launcher.directory(NODES)?.names()? {
         disks::give_device(launcher, &format!("{NODES}/{}", node.to_string_lossy()))?;
     }
@@ -104,12 +137,33 @@ mod tests {
             ("../../x", "", None),
             ("", "../../x", None),
         ] {
-            let found = addresses(["nvidia.com/T4"].into_iter(), &environment(addresses_given, uuids));
+            let asked = BTreeMap::from([("nvidia.com/T4", 2)]);
+            let found = addresses(&asked, &environment(addresses_given, uuids));
             let found = found.ok().map(|mut all| all.remove("nvidia.com/T4").unwrap());
             assert_eq!(found, wanted, "{addresses_given} {uuids}");
         }
         // Nothing was given: the rules of the guest find too few.
-        let found = addresses(["nvidia.com/T5"].into_iter(), &environment("", "")).unwrap();
+        let found = addresses(&BTreeMap::from([("nvidia.com/T5", 1)]), &environment("", "")).unwrap();
         assert_eq!(found["nvidia.com/T5"], []);
+    }
+
+    #[test]
+    fn usb_devices_are_sets_of_one_size() {
+        let usb = |set: &[(u8, u8)]| {
+            HostAddress::Usb(set.iter().map(|&(bus, device)| UsbAddress { bus, device }).collect())
+        };
+        for (asked, value, wanted) in [
+            (1, "1:4", Some(vec![usb(&[(1, 4)])])),
+            (2, "1:4,2:7", Some(vec![usb(&[(1, 4)]), usb(&[(2, 7)])])),
+            (1, "1:4,2:7", Some(vec![usb(&[(1, 4), (2, 7)])])),
+            (2, "1:4,2:7,1:5,2:8", Some(vec![usb(&[(1, 4), (2, 7)]), usb(&[(1, 5), (2, 8)])])),
+            (2, "", Some(vec![])),
+            (2, "1:4,2:7,1:5", None),
+            (1, "1:4,../x", None),
+        ] {
+            let environment = BTreeMap::from([("USB_RESOURCE_A_B".to_owned(), value.to_owned())]);
+            let found = addresses(&BTreeMap::from([("a/b", asked)]), &environment);
+            assert_eq!(found.ok().map(|mut all| all.remove("a/b").unwrap()), wanted, "{asked} {value}");
+        }
     }
 }

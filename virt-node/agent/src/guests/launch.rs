@@ -73,7 +73,10 @@ pub(crate) async fn launch(
     let site = site.clone();
     // Where the instance leaves it to the platform, the pod has the answer.
     instance.spec.domain.devices.log_serial_console.get_or_insert(pod.logs_console);
-    let work = move || prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt);
+    let work = move || {
+        let (launch, network) = prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt)?;
+        Ok::<_, Error>((launch, network, process.selinux_context()))
+    };
     let prepared = tokio::task::spawn_blocking(work).await;
     let prepared = prepared.unwrap_or_else(|_| {
         Err(Error::new(
@@ -81,7 +84,7 @@ pub(crate) async fn launch(
             "the start of a guest was aborted: the thread panicked; see the agent's log",
         ))
     });
-    let (launch, network) = prepared?;
+    let (launch, network, context) = prepared?;
     if !adopt {
         let Answer::Launched { .. } = talk.launch(&launch).await? else {
             return Err(super::talk::unexpected());
@@ -93,6 +96,9 @@ pub(crate) async fn launch(
         cpu: launch.cpu,
         memory: launch.memory,
         accelerator: launch.accelerator,
+        selinux_context: context
+            .inspect_err(|error| tracing::warn!(error = error.chain(), "the status lacks selinuxContext"))
+            .ok(),
     };
     Ok((started, network))
 }
@@ -133,7 +139,7 @@ fn prepare(
     }
     let host_devices = host_devices::given(&instance.spec, launcher)?;
     if !adopt && !host_devices.is_empty() {
-        host_devices::open(&instance.spec, launcher)?;
+        host_devices::open(&instance.spec, &host_devices, launcher)?;
     }
     let volumes = disks::of(instance, directory, pod, attachments, launcher)?;
     disks::kernel(instance, directory, pod, launcher)?;
@@ -145,6 +151,7 @@ fn prepare(
         volumes,
         taps: network.taps(),
         host_devices,
+        own_cpus: true,
         ..Made::default()
     };
     let (launch, findings) = resolve(&instance.spec, &guest, &host, &made, &objects, "spec");

@@ -25,6 +25,8 @@ pub(crate) struct Started {
     pub(crate) cpu: Cpu,
     pub(crate) memory: Memory,
     pub(crate) accelerator: Accelerator,
+    /// The SELinux context of the launcher's files; `None`: it could not be read.
+    pub(crate) selinux_context: Option<String>,
     /// Its interfaces, by their names in the spec.
     pub(crate) interfaces: Vec<InterfaceStatus>,
 }
@@ -54,6 +56,7 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
         words::size(&mut status, &started.cpu, &started.memory);
         status.interfaces = started.interfaces.clone();
         status.runtime_user = Some(QEMU_ID);
+        status.selinux_context.clone_from(&started.selinux_context);
         status.reason = None;
         for volume in &known.spec.volumes {
             if !status.volume_status.iter().any(|one| one.name == volume.name) {
@@ -250,6 +253,7 @@ mod tests {
             cpu: serde_json::from_value(cpu).unwrap(),
             memory: Memory { guest: 64 << 20, max_guest: 256 << 20, huge_page: None },
             accelerator: Accelerator::Tcg,
+            selinux_context: Some("none".into()),
             interfaces: vec![InterfaceStatus { name: Some("default".into()), ..InterfaceStatus::default() }],
         }
     }
@@ -277,6 +281,7 @@ mod tests {
         let status = running(&before, &known);
         assert_eq!(status.phase.as_deref(), Some("Running"));
         assert_eq!(status.machine.as_ref().unwrap().kind, "pc-q35-7.2");
+        assert_eq!(status.selinux_context.as_deref(), Some("none"));
         assert_eq!(status.volume_status[0].target.0, "vda");
         assert_eq!(of(&status, "Ready"), Some(("True", None)));
         assert_eq!(of(&status, "SoftwareEmulation").unwrap().0, "True");

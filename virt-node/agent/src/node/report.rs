@@ -22,15 +22,24 @@ struct Metadata {
     labels: BTreeMap<String, String>,
 }
 
+/// The node's labels.
+///
+/// # Errors
+/// The API server refuses or is not reached.
+pub(crate) async fn labels(client: &Client, node: &str) -> Result<BTreeMap<String, String>> {
+    let failed = |error| Error::with(Kind::Cluster, format!("cannot read the labels of node {node}"), error);
+    let found: Node = client.get(NODES, &Key::cluster(node)).await.map_err(failed)?;
+    Ok(found.metadata.labels)
+}
+
 /// Makes the node's labels true now and notes a heartbeat.
 ///
 /// # Errors
 /// The API server refuses or is not reached.
 pub(crate) async fn once(client: &Client, node: &str, facts: &Facts) -> Result<()> {
     let failed = |error| Error::with(Kind::Cluster, format!("cannot write the labels of node {node}"), error);
+    let patch = plan::patch(facts, &labels(client, node).await?, &virt::time::text(virt::time::now()));
     let key = Key::cluster(node);
-    let found: Node = client.get(NODES, &key).await.map_err(failed)?;
-    let patch = plan::patch(facts, &found.metadata.labels, &virt::time::text(virt::time::now()));
     let _: serde::de::IgnoredAny = client.merge_patch(NODES, &key, &patch).await.map_err(failed)?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use dir::Dir;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fgetxattr, openat, openat2};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
@@ -16,6 +16,8 @@ use crate::error::{Error, Kind, Result};
 
 /// Longest line of /proc/PID/cgroup and status that is read.
 const TEXT_MAX: u64 = 64 << 10;
+/// Longest SELinux context in bytes: a page, as the kernel has it.
+const CONTEXT_MAX: usize = 4096;
 
 /// A process.
 #[derive(Debug)]
@@ -65,6 +67,26 @@ impl Process {
     /// It is gone.
     pub(crate) fn group(&self, controller: &str) -> Result<Option<String>> {
         Ok(group_of(&self.text("cgroup")?, controller))
+    }
+
+    /// The SELinux context of its files, that of its root; "none" where SELinux is off, as upstream has it in a status.
+    ///
+    /// # Errors
+    /// It is gone, or the kernel does not give the context.
+    pub(crate) fn selinux_context(&self) -> Result<String> {
+        let failed = |error: Errno| {
+            Error::system(format!("cannot read the SELinux context of process {}", self.number), error)
+        };
+        let filesystems = std::fs::read_to_string("/proc/filesystems")
+            .map_err(|error| Error::system("cannot read /proc/filesystems", error))?;
+        if !has_selinux(&filesystems) {
+            return Ok("none".to_owned());
+        }
+        let mut context = vec![0_u8; CONTEXT_MAX];
+        let root = self.directory("/")?;
+        let length = fgetxattr(&root, "security.selinux", &mut context[..]).map_err(failed)?;
+        let context = String::from_utf8_lossy(&context[..length]);
+        Ok(context.trim_end_matches('\0').to_owned())
     }
 
     /// The environment that it was started with.
@@ -197,6 +219,11 @@ fn lock(number: i32, bytes: u64) -> Result<()> {
     })
 }
 
+/// Whether SELinux is on, from /proc/filesystems: the kernel has its filesystem only then.
+fn has_selinux(filesystems: &str) -> bool {
+    filesystems.lines().any(|line| line.split_whitespace().next_back() == Some("selinuxfs"))
+}
+
 /// The group of a controller of version 1 in /proc/PID/cgroup.
 fn group_of(text: &str, controller: &str) -> Option<String> {
     text.lines().find_map(|line| {
@@ -274,6 +301,16 @@ mod tests {
         assert_eq!(group_of(text, "cpu").as_deref(), Some("/a"));
         assert_eq!(group_of("0::/b", "devices"), None);
         assert_eq!(group_of("4:devices:/../../a", "devices"), None);
+    }
+
+    #[test]
+    fn selinux_is_on_where_its_filesystem_is_known() {
+        assert!(has_selinux("nodev\tsysfs\nnodev\tselinuxfs\n\text4\n"));
+        assert!(!has_selinux("nodev\tsysfs\nnodev\tsecurityfs\n\text4\n"));
+        let own = i32::try_from(std::process::id()).unwrap();
+        let context = Process::open(own).unwrap().unwrap().selinux_context().unwrap();
+        let is_on = has_selinux(&std::fs::read_to_string("/proc/filesystems").unwrap());
+        assert_eq!(context == "none", !is_on, "{context}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Controllers, network interfaces, and all that is no disk.
 
 use api::launch::{
-    Bus, Input, InputBus, Interface, Launch, Layout, NicModel, PciAddress, Slot, SoundModel, VideoModel, Word,
+    Bus, Input, InputBus, Interface, Launch, Layout, NicModel, PciAddress, Slot, SoundModel, UsbAddress,
+    VideoModel, Word,
 };
 
 use super::board::{on_off, yes_no};
@@ -138,15 +139,16 @@ fn interface(launch: &Launch, layout: &Layout, one: &Interface) -> Element {
         .child(address(layout, &alias))
 }
 
-/// Devices of the host. Their driver there is VFIO's already: the launcher may not bind drivers.
+/// Devices of the host. The driver of those on PCI there is VFIO's already: the launcher may not bind drivers.
 pub(super) fn host_devices(launch: &Launch, layout: &Layout) -> Vec<Element> {
     let device = |kind: &'static str| {
         Element::new("hostdev").with("mode", "subsystem").with("type", kind).with("managed", "no")
     };
-    let placed = |element: Element, at: Element, name: &str| {
-        let element = element.child(Element::new("source").child(at));
-        element.child(user_alias(name)).child(address(layout, name))
+    let sourced = |element: Element, at: Element, name: &str| {
+        element.child(Element::new("source").child(at)).child(user_alias(name))
     };
+    let placed =
+        |element: Element, at: Element, name: &str| sourced(element, at, name).child(address(layout, name));
     let pci = launch
         .host_devices
         .iter()
@@ -156,7 +158,12 @@ pub(super) fn host_devices(launch: &Launch, layout: &Layout) -> Vec<Element> {
         let element = if one.ramfb { element.with("ramfb", "on") } else { element };
         placed(element, Element::new("address").with("uuid", &one.uuid), &one.name)
     });
-    pci.chain(mediated).collect()
+    let usb = launch.usb_devices.iter().map(|one| {
+        let UsbAddress { bus, device: number } = one.address;
+        let at = Element::new("address").with("bus", bus).with("device", number);
+        sourced(device("usb"), at, &one.name).child(usb_place(layout, &one.name))
+    });
+    pci.chain(mediated).chain(usb).collect()
 }
 
 /// Everything else.

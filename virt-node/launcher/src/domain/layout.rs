@@ -199,6 +199,7 @@ pub(super) fn has_scsi(launch: &Launch) -> bool {
 pub(super) fn has_usb(launch: &Launch) -> bool {
     launch.disks.iter().any(|disk| disk.bus == Bus::Usb)
         || launch.devices.inputs.iter().any(|input| input.bus == InputBus::Usb)
+        || !launch.usb_devices.is_empty()
         || launch.devices.usb_channels.is_some()
 }
 
@@ -221,7 +222,8 @@ fn units(launch: &Launch) -> Result<BTreeMap<String, u16>, DomainError> {
     };
     let tablets = launch.devices.inputs.iter().filter(|input| input.bus == InputBus::Usb);
     let tablets = tablets.map(|input| input_alias(&input.name));
-    let usb = on(Bus::Usb).into_iter().chain(tablets).chain(usb_channels(launch)).collect();
+    let of_host = launch.usb_devices.iter().map(|one| one.name.clone());
+    let usb = on(Bus::Usb).into_iter().chain(tablets).chain(of_host).chain(usb_channels(launch)).collect();
     let mut units = BTreeMap::new();
     for (bus, name, aliases, range) in [
         ("sata", "SATA", on(Bus::Sata), 0..=SATA_UNITS * 8 - 1),

@@ -25,6 +25,7 @@ use super::facts;
 use super::freeze::{Freeze, Thawed};
 use super::libvirt::{self, Connection, Described, Domain, Failure};
 use super::logs;
+use super::pinning::{self, Pins};
 use super::stats;
 use crate::dhcp::Responders;
 use crate::domain::{self, Device, device};
@@ -144,11 +145,20 @@ impl Guest {
         self.respond(launch)
     }
 
-    /// Takes over a guest that runs: its block devices and its DHCP responders.
+    /// Takes over a guest that runs: its block devices, its DHCP responders, and its threads, which a start that was cut short
+    /// has not pinned.
     pub(super) fn take_over(&self, launch: &Launch) -> Result<(), Error> {
         let kept = self.claims.keep(launch);
         self.respond(launch)?;
-        kept
+        kept?;
+        let pins = pinning::pins(&launch.cpu).map_err(|text| Error::new(ErrorKind::System, text))?;
+        self.pin(pins.as_ref()).map_err(|error| super::failed("threads of the guest", error))
+    }
+
+    /// Pins the threads of a guest that runs.
+    fn pin(&self, pins: Option<&Pins>) -> Result<(), Failure> {
+        let Some(pins) = pins else { return Ok(()) };
+        libvirt::domain(&self.connection)?.map_or(Ok(()), |running| pinning::pin(&running, pins))
     }
 
     /// Starts the DHCP responders.
@@ -383,6 +393,7 @@ impl Guest {
             };
         }
         let domain = domain::domain(&launch).map_err(|error| invalid(&error))?;
+        let pins = pinning::pins(&launch.cpu).map_err(|text| invalid(&text))?;
         for medium in &launch.media {
             let image = iso(medium).map_err(|error| invalid(&error))?;
             self.folder.write(&format!("{}.iso", medium.name), &image)?;
@@ -395,7 +406,10 @@ impl Guest {
         self.keep(&launch)?;
         self.folder.forget(Deadline::Kill)?;
         self.folder.forget(Deadline::Thaw)?;
-        if let Err(failure) = libvirt::create(&self.connection, &domain.xml, launch.paused) {
+        let created = libvirt::create(&self.connection, &domain.xml, launch.paused);
+        // A guest with threads that cannot be pinned is not the one that was asked for.
+        let pinned = created.and_then(|()| self.pin(pins.as_ref()).inspect_err(|_| drop(self.kill())));
+        if let Err(failure) = pinned {
             self.claims.release()?;
             return Err(failure.into());
         }

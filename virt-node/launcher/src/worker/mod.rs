@@ -15,6 +15,7 @@ mod freeze;
 mod guest;
 mod libvirt;
 mod logs;
+mod pinning;
 mod stats;
 
 use std::io::{self, Write};

@@ -73,6 +73,7 @@ golden! {
     host_devices: "host-devices",
     mediated_devices: "mediated-devices",
     usb_channels: "usb-channels",
+    usb_devices: "usb-devices",
 }
 
 #[test]

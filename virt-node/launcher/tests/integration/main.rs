@@ -11,6 +11,7 @@ mod iso;
 mod launcher;
 mod layout;
 mod lifecycle;
+mod pinning;
 mod pod;
 mod resolve;
 mod socket;

@@ -1,7 +1,7 @@
 //! Rules between fields, and defaults: tables of small changes to a guest, with the expected findings.
 
 use api::kubevirt::VirtualMachineInstance;
-use api::launch::{Bus, Cache, CpuModel, Firmware, Io, Launch, Layout, Media};
+use api::launch::{Bus, Cache, CpuModel, Firmware, Io, Launch, Layout, Media, Pinning};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -100,6 +100,11 @@ fn errors_are_reported_by_field() {
             "/domain/devices/hostDevices".into(),
             json!(["a", "b", "c"].map(|name| json!({"name": name, "deviceName": "example.com/card"}))),
             "domain.devices.hostDevices[2].deviceName",
+        ),
+        (
+            "/domain/devices/gpus".into(),
+            json!([{"name": "a", "deviceName": "example.com/stick"}]),
+            "domain.devices.gpus[0].deviceName",
         ),
         ("/domain/firmware".into(), json!({"uuid": "x"}), "domain.firmware.uuid"),
         (
@@ -387,6 +392,11 @@ fn processors_come_from_the_topology_or_from_what_is_requested() {
     assert_eq!((cpu.sockets, cpu.max_sockets, cpu.cores), (2, 8, 1));
     let cpu = launch("/domain/cpu", json!({"sockets": 200})).cpu;
     assert_eq!((cpu.sockets, cpu.max_sockets), (200, 512), "no more than there can be");
+    for (isolated, pinning) in [(json!(null), Pinning::Vcpus), (json!(true), Pinning::All)] {
+        let asked = json!({"sockets": 2, "maxSockets": 8, "dedicatedCpuPlacement": true, "isolateEmulatorThread": isolated});
+        let cpu = launch("/domain/cpu", asked).cpu;
+        assert_eq!((cpu.sockets, cpu.max_sockets, cpu.pinning), (2, 2, Some(pinning)));
+    }
     let models = [("host-model", CpuModel::HostModel), ("host-passthrough", CpuModel::Maximum)];
     for (word, model) in models {
         assert_eq!(launch("/domain/cpu/model", json!(word)).cpu.model, model, "in software");

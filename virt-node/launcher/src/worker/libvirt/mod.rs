@@ -272,6 +272,19 @@ pub(super) fn is_in_qemu(domain: &Domain<'_>, alias: &str) -> Result<bool, Failu
     Ok(devices.iter().any(|device| device.name.strip_prefix(USER_ALIAS) == Some(alias)))
 }
 
+/// The threads of the guest's vCPUs, in their order.
+pub(super) fn vcpu_threads(domain: &Domain<'_>) -> Result<Vec<i32>, Failure> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Vcpu {
+        cpu_index: u32,
+        thread_id: i32,
+    }
+    let mut vcpus: Vec<Vcpu> = ask(domain, "query-cpus-fast", &serde_json::json!({}))?;
+    vcpus.sort_by_key(|vcpu| vcpu.cpu_index);
+    Ok(vcpus.into_iter().map(|vcpu| vcpu.thread_id).collect())
+}
+
 /// A block node of QEMU.
 #[derive(serde::Deserialize)]
 struct Node {

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::{VirtualMachineInstance, Volume};
-use api::launch::{Accelerator, BlockSizes, DiskFormat, Launch, Layout, PciAddress, Storage, System, Word};
+use api::launch::{
+    Accelerator, BlockSizes, DiskFormat, Launch, Layout, PciAddress, Storage, System, UsbAddress, Word,
+};
 use api::manifest;
 use api::resource::Confidential;
 use virt::finding::Finding;
@@ -138,9 +140,14 @@ pub(crate) fn resolved(instance: &VirtualMachineInstance, layout: Layout) -> (Op
     });
     let pci = |bus| HostAddress::Pci(PciAddress { domain: 0, bus, slot: 0, function: 1 });
     let mediated = |last| HostAddress::Mediated(format!("00000000-0000-4000-8000-0000000000{last}"));
+    let usb = |devices: &[u8]| {
+        HostAddress::Usb(devices.iter().map(|&device| UsbAddress { bus: 1, device }).collect())
+    };
     let host_devices = BTreeMap::from([
         ("example.com/card".to_owned(), vec![pci(0x65), pci(0xb3)]),
         ("example.com/share".to_owned(), vec![mediated("d1"), mediated("d2"), mediated("d3")]),
+        ("example.com/stick".to_owned(), vec![usb(&[4])]),
+        ("example.com/desk".to_owned(), vec![usb(&[5, 7])]),
     ]);
     let made = Made {
         folder: "/run/ferrovirt/guest".to_owned(),
@@ -148,6 +155,7 @@ pub(crate) fn resolved(instance: &VirtualMachineInstance, layout: Layout) -> (Op
         volumes,
         taps: taps.collect(),
         host_devices,
+        own_cpus: true,
         layout,
     };
     resolve(spec, &guest, &host(instance), &made, &objects(), "spec")

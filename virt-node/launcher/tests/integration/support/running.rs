@@ -105,6 +105,11 @@ impl Launcher {
         Self::start(&before, Some(capabilities()))
     }
 
+    /// A launcher that may use the CPUs of this list only.
+    pub(crate) fn on_cpus(list: &str) -> Self {
+        Self::start(&["taskset", "--cpu-list", list], Some(capabilities()))
+    }
+
     /// A launcher without a guest.
     pub(crate) fn new() -> Self {
         Self::start(&[], Some(capabilities()))
