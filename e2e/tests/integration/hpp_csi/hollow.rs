@@ -159,7 +159,8 @@ fn api_server() -> Option<Pid> {
     all.into_iter().find(|(_, line, pod)| !pod && is_it(line)).map(|(pid, ..)| pid)
 }
 
-/// Kills the API server, and stops the next one while it starts: until it continues, connections are refused or hang.
+/// Kills the API server, and stops the next one while it starts: until it continues, connections are refused or hang,
+/// and the proxies answer for it.
 fn stop_api_server() -> Pid {
     CLUSTER.restart_killed("kube-apiserver").unwrap();
     let old = api_server().unwrap();
