@@ -110,10 +110,7 @@ fn reasons(object: &Value) -> Vec<String> {
 
 pub(crate) fn outlive_their_node() {
     PLACE.namespace(NAMESPACE);
-    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
-    if soak {
-        storage::prepare_second(&PLACE.cluster, POOL).unwrap();
-    }
+    storage::prepare_second(&PLACE.cluster, POOL).unwrap();
     let second = PLACE.cluster.start_second().unwrap();
     second.import_images(&programs::image().unwrap()).unwrap();
     second.import_images(&programs::launcher_image().unwrap()).unwrap();
@@ -123,9 +120,7 @@ pub(crate) fn outlive_their_node() {
     });
     join::guests_of_two_nodes_share_a_network(&second);
     crowd::starts_on_two_nodes();
-    if soak {
-        claims::are_bound_once(&second);
-    }
+    claims::are_bound_once(&second);
     leaders::are_two_and_do_nothing_twice();
     kubectl(&["cordon", "node1"]);
     for (name, everywhere) in [("shared", true), ("local", false)] {
