@@ -51,6 +51,8 @@ pub(super) struct Controller {
     by_class: Index,
     daemon_sets: Cache<DaemonSet>,
     attempts: Attempts,
+    /// Reports that no node has room.
+    pub(super) reports: Attempts,
 }
 
 /// Labels claims and PVs, and follows what becomes of their nodes, until `stop`.
@@ -167,6 +169,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         by_class,
         daemon_sets,
         attempts: Attempts::default(),
+        reports: Attempts::default(),
     });
     let work = move |work: Work| {
         let controller = Arc::clone(&controller);
@@ -187,13 +190,12 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
 
 impl Controller {
     async fn claim(&self, key: &Key) -> Outcome {
-        let Some(claim) = self.claims.get(key) else {
+        let found = self.claims.get(key);
+        if found.as_ref().is_none_or(|claim| claim.volume.is_some()) {
             self.attempts.forget(key);
-            return Outcome::Done;
-        };
-        if claim.volume.is_some() {
-            self.attempts.forget(key);
+            self.reports.forget(key);
         }
+        let Some(claim) = found else { return Outcome::Done };
         let class = claim.class.as_deref().and_then(|name| self.classes.get(&Key::cluster(name)));
         let volume = claim.volume.as_deref().and_then(|name| self.volumes.get(&Key::cluster(name)));
         let source =
@@ -229,6 +231,10 @@ impl Controller {
         let patch = match step {
             ForClaim::Nothing => return self.report_loss(key, &claim, self.loss_of(&claim).as_ref()).await,
             ForClaim::Wait => return Outcome::After(WAIT),
+            ForClaim::NoRoom(why) => {
+                self.report_no_room(key, &claim, &why);
+                return Outcome::After(WAIT);
+            }
             ForClaim::Label(node) => json!({"metadata": {"uid": claim.uid, "labels": {NODE_LABEL: node}}}),
             ForClaim::Choose(node) => json!({"metadata": {
                 "uid": claim.uid,
