@@ -65,6 +65,10 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         None => claim.class.iter().cloned().collect(),
         Some(_) => Vec::new(),
     });
+    let by_choice = claims.index(|_, claim| match &claim.volume {
+        None => claim.selected.iter().cloned().collect(),
+        Some(_) => Vec::new(),
+    });
     let by_source = claims.index(|key, claim| {
         let source = Source::of(key, claim).filter(|_| claim.volume.is_none());
         source.iter().map(Source::entry).collect()
@@ -112,9 +116,12 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
             }
         })
         .start::<Value>(&client, VOLUMES, &all);
-    let (feed, known) = (queue.clone(), volumes.clone());
+    let (feed, known, waiting) = (queue.clone(), volumes.clone(), claims.clone());
     let nodes = Cache::<Node>::builder()
         .on_change(move |change| {
+            for (key, _) in waiting.by(by_choice, change.key.name()) {
+                feed.add(Work::Claim(key));
+            }
             for (key, volume) in known.by(by_node, change.key.name()) {
                 feed.add(Work::Volume(key));
                 if let Some((namespace, name)) = &volume.claim {
@@ -275,9 +282,12 @@ impl Controller {
         Outcome::of(written.map(|_| Outcome::Done), "VolumeSnapshotContent", key)
     }
 
-    /// Why the volume of a claim cannot be reached.
+    /// Why the volume of a claim cannot be reached, or made.
     fn loss_of(&self, claim: &Claim) -> Option<Loss> {
-        let name = claim.volume.as_deref()?;
+        let Some(name) = claim.volume.as_deref() else {
+            let home = claim.selected.as_deref()?;
+            return loss::unmade(home, self.node(Some(home)).as_deref());
+        };
         let volume = self.volumes.get(&Key::cluster(name))?;
         loss::loss(name, &volume, self.node(volume.node.as_deref()).as_deref())
     }

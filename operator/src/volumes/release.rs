@@ -32,12 +32,20 @@ impl Controller {
         }
         let written = self.condition(key, claim, shown).await;
         if matches!(written, Ok(true)) {
+            let has_node = claim.volume.is_some() || claim.selected.is_some();
             let claim = about("PersistentVolumeClaim", key, &claim.uid);
             match loss {
                 Some(loss) => self.events.publish(&claim, Type::Warning, loss.reason, &loss.message),
-                None => {
-                    self.events.publish(&claim, Type::Normal, "NodeReady", "the volume's node is ready again")
+                None if has_node => {
+                    self.events.publish(
+                        &claim,
+                        Type::Normal,
+                        "NodeReady",
+                        "the volume's node is ready again",
+                    );
                 }
+                // Its node was chosen, and is not any more.
+                None => {}
             }
         }
         outcome(written.map(drop), "PersistentVolumeClaim", key)
