@@ -403,6 +403,10 @@ fn controller_manager(place: &Place) -> Vec<String> {
         ("leader-elect", "false".into()),
         // Tests wait for volumes to be bound.
         ("pvclaimbinder-sync-period", "3s".into()),
+        // OpenShift's. Each controller sends 20 requests per second by default, and binding a claim takes five of them:
+        // tests of many claims would measure this limit.
+        ("kube-api-qps", "150".into()),
+        ("kube-api-burst", "300".into()),
     ])
 }
 

@@ -60,7 +60,8 @@ resource! {
     pub struct PathConfig {
         /// Directory on the node; volumes are in its subdirectory `csi`.
         pub path: Option<String>,
-        /// Whether directories of the legacy provisioner are named after their claims, too.
+        /// Whether directories of the legacy provisioner are named after their claims, too. It has no effect on those
+        /// of the CSI driver.
         pub use_naming_prefix: Option<bool>,
     }
 

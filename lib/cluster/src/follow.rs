@@ -1,8 +1,9 @@
 //! A collection followed for the life of the process: listed in pages, then watched with bookmarks.
 //!
-//! When the API server has forgotten the version to watch from (410), the collection is listed again. Every other
-//! failure waits with exponential back-off and jitter before the next attempt; a server that closes each watch at once
-//! is also met with growing pauses, never with a busy loop. A kind that does not exist is an empty collection.
+//! Every failure waits with exponential back-off and jitter before the next attempt. When the API server has forgotten
+//! the version to watch from (410), the collection is listed again, after the shortest pause: a server that was away
+//! and is back answers so. A server that closes each watch at once, or forgets each version, is met with growing
+//! pauses, never with a busy loop. A kind that does not exist is an empty collection.
 //!
 //! Lists are paged rather than streamed by `sendInitialEvents`: that needs Kubernetes 1.34 for its default, and pages
 //! bound what the API server must hold for us in every version.
@@ -62,17 +63,17 @@ pub async fn follow<T: DeserializeOwned>(
     mut hear: impl FnMut(News<'_, T>),
 ) -> Infallible {
     let mut version = None;
-    let mut failures = 0;
+    let mut pauses = Pauses::default();
     loop {
         let begun = Instant::now();
         let result = round::<T>(client, resource, scope, &mut version, &mut hear).await;
         if begun.elapsed() >= GOOD_WATCH {
-            failures = 0;
+            pauses = Pauses::default();
         }
         let pause = match result {
             Ok(()) => {
                 hear(News::Lost(&Error::new(Kind::Unreachable, "the watch ended")));
-                backoff(FIRST_PAUSE, LONGEST_PAUSE, failures)
+                pauses.after_failure()
             }
             Err(error) if error.kind() == Kind::NotFound => {
                 version = None;
@@ -82,23 +83,46 @@ pub async fn follow<T: DeserializeOwned>(
             }
             Err(error) => {
                 hear(News::Lost(&error));
-                let kind = error.kind();
                 // A list that failed starts from the beginning by itself: `version` is still empty then.
-                if kind == Kind::Gone {
-                    version = None;
+                if error.kind() == Kind::Gone && version.take().is_some() {
+                    pauses.expired();
                 }
                 let error = error.chain();
-                match failures {
+                match pauses.failures {
                     0 | 5 => {
                         tracing::warn!(plural = resource.plural, error, "cannot watch objects; retrying")
                     }
                     _ => tracing::debug!(plural = resource.plural, error, "cannot watch objects; retrying"),
                 }
-                backoff(FIRST_PAUSE, LONGEST_PAUSE, failures)
+                pauses.after_failure()
             }
         };
-        failures += 1;
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// The pauses before the next attempts.
+#[derive(Debug, Default)]
+struct Pauses {
+    /// Attempts that failed since the last good watch, or since the version expired.
+    failures: u32,
+    /// A version expired since the last good watch.
+    expired: bool,
+}
+
+impl Pauses {
+    /// A version expired. The first one ends the long pauses of the failures before; those that follow are failures.
+    fn expired(&mut self) {
+        if !std::mem::replace(&mut self.expired, true) {
+            self.failures = 0;
+        }
+    }
+
+    /// The pause after a failure.
+    fn after_failure(&mut self) -> Duration {
+        let pause = backoff(FIRST_PAUSE, LONGEST_PAUSE, self.failures);
+        self.failures = self.failures.saturating_add(1);
+        pause
     }
 }
 
@@ -226,6 +250,31 @@ mod tests {
         let (silent, version) = events_of(&format!(r#"{{"type":"BOOKMARK","object":{object}}}"#));
         assert!(silent.is_empty());
         assert_eq!(version.unwrap().as_deref(), Some("9"));
+    }
+
+    #[test]
+    fn first_expired_version_ends_long_pauses_and_later_ones_do_not() {
+        let mut pauses = Pauses::default();
+        let mut pause = |expired: bool| {
+            if expired {
+                pauses.expired();
+            }
+            pauses.after_failure()
+        };
+        // Up to a quarter is taken off each pause at random.
+        for (expired, full) in [
+            (false, FIRST_PAUSE),
+            (false, FIRST_PAUSE * 2),
+            (false, FIRST_PAUSE * 4),
+            (false, FIRST_PAUSE * 8),
+            (true, FIRST_PAUSE),
+            (true, FIRST_PAUSE * 2),
+            (false, FIRST_PAUSE * 4),
+            (true, FIRST_PAUSE * 8),
+        ] {
+            let pause = pause(expired);
+            assert!(pause <= full && pause >= full.mul_f64(0.74), "{expired} {full:?}: {pause:?}");
+        }
     }
 
     #[test]

@@ -200,7 +200,7 @@ fn operator() -> Vec<Value> {
         // Events of provisioners about claims are listed.
         rule("", &["events"], &["create", "patch", "list"]),
         rule("apps", &["controllerrevisions"], &["get", "create"]),
-        rule("storage.k8s.io", &["storageclasses", "csidrivers"], READ),
+        rule("storage.k8s.io", &["storageclasses", "csidrivers", "csinodes"], READ),
         // The names of objects are not known to the authorizer when they are created.
         rule("storage.k8s.io", &["csidrivers", "storageclasses"], &["create"]),
         named("storage.k8s.io", &["csidrivers"], &[super::hostpath::DRIVER], &["patch", "delete"]),

@@ -15,7 +15,7 @@ pub(super) const CONDITION: &str = "ferrovirt.io/SettingsWithoutEffect";
 /// Its reason.
 pub(super) const REASON: &str = "NotImplemented";
 /// How its message begins.
-const MESSAGE: &str = "these settings have no effect: ";
+pub(super) const MESSAGE: &str = "these settings have no effect: ";
 
 /// Settings by path; a path stands for everything below it. Patches and flags are of upstream's components, which one
 /// operator replaces; the manifests place its pods and the node agent's, and their number follows that of the nodes.
@@ -227,8 +227,8 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "configuration.obsoleteCPUModels",
             "configuration.permittedHostDevices.mediatedDevices",
             "configuration.permittedHostDevices.pciHostDevices",
-            "configuration.smbios",
             "configuration.permittedHostDevices.usb",
+            "configuration.smbios",
             "configuration.tlsConfiguration",
             "configuration.virtualMachineOptions.disableSerialConsoleLog",
             "configuration.vmRolloutStrategy",

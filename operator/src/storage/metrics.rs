@@ -90,7 +90,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::storage::profile::Overrides;
+    use crate::storage::profile::{Driver, Overrides};
 
     #[test]
     fn metrics_have_upstreams_names_and_labels() {
@@ -105,7 +105,7 @@ mod tests {
         }));
         let mut class = Class { provisioner: "rbd.csi.ceph.com".into(), ..Class::default() };
         class.meta.name = "fast".into();
-        let profile = Profile::of(&class, &Overrides::default(), true, &[]);
+        let profile = Profile::of(&class, &Overrides::default(), Some(Driver::default()), &[]);
         let text = |classes: &[(Class, Profile)], single_node: bool| {
             let (volumes, crons) = (std::slice::from_ref(&volume), std::slice::from_ref(&cron));
             let mut page = Page::default();
@@ -123,7 +123,7 @@ mod tests {
         }
         class.provisioner = "kubevirt.io.hostpath-provisioner".into();
         class.meta.annotations.insert("storageclass.kubernetes.io/is-default-class".into(), "true".into());
-        let profile = Profile::of(&class, &Overrides::default(), true, &[]);
+        let profile = Profile::of(&class, &Overrides::default(), Some(Driver::default()), &[]);
         for (single, degraded) in [(true, "false"), (false, "true")] {
             let page = text(&[(class.clone(), profile.clone())], single);
             assert!(page.contains(r#"default="true",virtdefault="false",rwx="false""#), "{page}");

@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::class::Classes;
 use super::datavolume::claim::{self, ClusterStorage, Refusal};
-use super::profile::{Overrides, Profile, SnapshotClass};
-use super::resources::{CLASSES, CONFIGS, DRIVERS, PROFILES, SNAPSHOT_CLASSES};
-use super::seen::{Class, Meta};
+use super::profile::{self, Driver, Overrides, Profile, SnapshotClass};
+use super::resources::{CLASSES, CONFIGS, CSI_NODES, DRIVERS, PROFILES, SNAPSHOT_CLASSES};
+use super::seen::{Class, CsiDriver, CsiNode, Meta};
 use super::settings::Settings;
 
 /// Classes, their profiles, and settings.
@@ -26,7 +26,14 @@ impl Offered {
     pub async fn read(client: &Client) -> Result<Self> {
         let all = Scope::all();
         let classes: Vec<Value> = client.list(CLASSES, &all).await?;
+        let classes: Vec<Class> = classes.iter().map(Class::from).collect();
         let drivers: Vec<Value> = client.list(DRIVERS, &all).await?;
+        // The table needs no inference.
+        let nodes: Vec<Value> = match classes.iter().all(profile::is_known) {
+            true => Vec::new(),
+            false => client.list(CSI_NODES, &all).await?,
+        };
+        let nodes: Vec<CsiNode> = nodes.iter().map(CsiNode::from).collect();
         let overrides: Vec<Value> = client.list(PROFILES, &all).await?;
         let snapshots: Vec<Value> = match client.list(SNAPSHOT_CLASSES, &all).await {
             // A cluster without snapshots.
@@ -35,14 +42,14 @@ impl Offered {
         };
         let settings: Option<Value> = client.find(CONFIGS, &Key::cluster("config")).await?;
         let snapshots: Vec<SnapshotClass> = snapshots.iter().map(SnapshotClass::from).collect();
-        let classes = Classes {
-            classes: classes.iter().map(Class::from).collect(),
-            drivers: drivers.iter().map(|driver| Meta::from(driver).name).collect(),
-        };
+        let classes =
+            Classes { classes, drivers: drivers.iter().map(|driver| Meta::from(driver).name).collect() };
         let of = |class: &Class| {
             let own = overrides.iter().find(|profile| profile["metadata"]["name"] == *class.meta.name);
             let own = own.map(Overrides::from).unwrap_or_default();
-            Profile::of(class, &own, classes.has_driver(class), &snapshots)
+            let driver = drivers.iter().find(|driver| driver["metadata"]["name"] == *class.provisioner);
+            let driver = driver.map(|driver| Driver::of(class, CsiDriver::from(driver), &nodes));
+            Profile::of(class, &own, driver, &snapshots)
         };
         let profiles = classes.classes.iter().map(of).collect();
         Ok(Self { profiles, classes, settings: settings.as_ref().map(Settings::from).unwrap_or_default() })

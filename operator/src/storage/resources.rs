@@ -34,6 +34,8 @@ pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storage
 pub const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
 /// CSI drivers.
 pub const DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
+/// The CSI drivers of nodes.
+pub const CSI_NODES: Resource = Resource::cluster("storage.k8s.io", "v1", "csinodes");
 /// Contents of snapshots.
 pub const CONTENTS: Resource = Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents");
 /// Snapshots.

@@ -14,7 +14,7 @@ use super::datavolume::{plan as volumes, status};
 use super::names;
 use super::populate::plan::{self as filling, Observed, Start};
 use super::populate::task::{Named, task};
-use super::profile::{Overrides, Profile, SnapshotClass};
+use super::profile::{Driver, Overrides, Profile, SnapshotClass};
 use super::seen::{Claim, Class, DataVolume, Volume, Worker};
 use super::settings::Settings;
 use super::worker::{Images, importer};
@@ -184,7 +184,9 @@ impl Model {
         let profiles: Vec<Profile> = classes
             .classes
             .iter()
-            .map(|class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]))
+            .map(|class| {
+                Profile::of(class, &Overrides::default(), Some(Driver::default()), &[] as &[SnapshotClass])
+            })
             .collect();
         let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
         let plan = volumes::plan(&volume, self.claim("disk").as_ref(), offer, None);

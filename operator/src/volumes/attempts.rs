@@ -1,5 +1,6 @@
-//! Pauses between the choices of a node for one claim, as csi-provisioner pauses between its attempts: a node that has room
-//! by CSIStorageCapacity may refuse the claim, and is then chosen again. Not here: which node is chosen ([`super::plan`]).
+//! Pauses between the choices of a node for one claim, as csi-provisioner pauses between its attempts: a node that has
+//! room by CSIStorageCapacity may refuse the claim, and is then chosen again. Likewise between reports that no node has
+//! room. Not here: which node is chosen ([`super::plan`]).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,11 +26,11 @@ struct Attempt {
 }
 
 impl Attempts {
-    /// Counts a choice for a claim at `now`.
+    /// Counts an attempt for a claim at `now`; gives the number of those before it.
     ///
     /// # Errors
-    /// The time until the claim may be given a node again.
-    pub(super) fn begin(&self, claim: &Key, uid: &str, now: Instant) -> Result<(), Duration> {
+    /// The time until the next attempt.
+    pub(super) fn begin(&self, claim: &Key, uid: &str, now: Instant) -> Result<u32, Duration> {
         let mut all = self.all();
         let before = all.get(claim).filter(|one| one.uid == uid);
         if let Some(pause) = before.map(|one| one.next.saturating_duration_since(now))
@@ -40,7 +41,7 @@ impl Attempts {
         let count = before.map_or(0, |one| one.count.saturating_add(1));
         let next = now + backoff(FIRST_PAUSE, LONGEST_PAUSE, count);
         all.insert(claim.clone(), Attempt { uid: uid.to_owned(), count, next });
-        Ok(())
+        Ok(count)
     }
 
     /// Forgets the choices of a claim that has its volume, or is gone.
@@ -62,8 +63,8 @@ mod tests {
         let (attempts, claim) = (Attempts::default(), Key::new("shop", "data"));
         let mut now = Instant::now();
         let mut pauses = Vec::new();
-        for _ in 0..12 {
-            assert_eq!(attempts.begin(&claim, "u1", now), Ok(()));
+        for count in 0..12 {
+            assert_eq!(attempts.begin(&claim, "u1", now), Ok(count));
             let pause = attempts.begin(&claim, "u1", now).unwrap_err();
             let early = now + pause.saturating_sub(Duration::from_millis(1));
             assert!(attempts.begin(&claim, "u1", early).is_err(), "{pause:?}");
@@ -79,11 +80,11 @@ mod tests {
     #[test]
     fn pauses_belong_to_one_claim_until_it_has_a_volume() {
         let (attempts, claim, now) = (Attempts::default(), Key::new("shop", "data"), Instant::now());
-        assert_eq!(attempts.begin(&claim, "u1", now), Ok(()));
+        assert_eq!(attempts.begin(&claim, "u1", now), Ok(0));
         assert!(attempts.begin(&claim, "u1", now).is_err());
-        assert_eq!(attempts.begin(&Key::new("shop", "other"), "u3", now), Ok(()));
-        assert_eq!(attempts.begin(&claim, "u2", now), Ok(()), "another claim of the name");
+        assert_eq!(attempts.begin(&Key::new("shop", "other"), "u3", now), Ok(0));
+        assert_eq!(attempts.begin(&claim, "u2", now), Ok(0), "another claim of the name");
         attempts.forget(&claim);
-        assert_eq!(attempts.begin(&claim, "u2", now), Ok(()));
+        assert_eq!(attempts.begin(&claim, "u2", now), Ok(0));
     }
 }

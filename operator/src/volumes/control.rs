@@ -51,6 +51,8 @@ pub(super) struct Controller {
     by_class: Index,
     daemon_sets: Cache<DaemonSet>,
     attempts: Attempts,
+    /// Reports that no node has room.
+    pub(super) reports: Attempts,
 }
 
 /// Labels claims and PVs, and follows what becomes of their nodes, until `stop`.
@@ -61,6 +63,10 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
     let mut claims = Cache::<Claim>::builder();
     let unbound = claims.index(|_, claim| match &claim.volume {
         None => claim.class.iter().cloned().collect(),
+        Some(_) => Vec::new(),
+    });
+    let by_choice = claims.index(|_, claim| match &claim.volume {
+        None => claim.selected.iter().cloned().collect(),
         Some(_) => Vec::new(),
     });
     let by_source = claims.index(|key, claim| {
@@ -110,9 +116,12 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
             }
         })
         .start::<Value>(&client, VOLUMES, &all);
-    let (feed, known) = (queue.clone(), volumes.clone());
+    let (feed, known, waiting) = (queue.clone(), volumes.clone(), claims.clone());
     let nodes = Cache::<Node>::builder()
         .on_change(move |change| {
+            for (key, _) in waiting.by(by_choice, change.key.name()) {
+                feed.add(Work::Claim(key));
+            }
             for (key, volume) in known.by(by_node, change.key.name()) {
                 feed.add(Work::Volume(key));
                 if let Some((namespace, name)) = &volume.claim {
@@ -167,6 +176,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         by_class,
         daemon_sets,
         attempts: Attempts::default(),
+        reports: Attempts::default(),
     });
     let work = move |work: Work| {
         let controller = Arc::clone(&controller);
@@ -187,13 +197,12 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
 
 impl Controller {
     async fn claim(&self, key: &Key) -> Outcome {
-        let Some(claim) = self.claims.get(key) else {
+        let found = self.claims.get(key);
+        if found.as_ref().is_none_or(|claim| claim.volume.is_some()) {
             self.attempts.forget(key);
-            return Outcome::Done;
-        };
-        if claim.volume.is_some() {
-            self.attempts.forget(key);
+            self.reports.forget(key);
         }
+        let Some(claim) = found else { return Outcome::Done };
         let class = claim.class.as_deref().and_then(|name| self.classes.get(&Key::cluster(name)));
         let volume = claim.volume.as_deref().and_then(|name| self.volumes.get(&Key::cluster(name)));
         let source =
@@ -229,6 +238,10 @@ impl Controller {
         let patch = match step {
             ForClaim::Nothing => return self.report_loss(key, &claim, self.loss_of(&claim).as_ref()).await,
             ForClaim::Wait => return Outcome::After(WAIT),
+            ForClaim::NoRoom(why) => {
+                self.report_no_room(key, &claim, &why);
+                return Outcome::After(WAIT);
+            }
             ForClaim::Label(node) => json!({"metadata": {"uid": claim.uid, "labels": {NODE_LABEL: node}}}),
             ForClaim::Choose(node) => json!({"metadata": {
                 "uid": claim.uid,
@@ -269,9 +282,12 @@ impl Controller {
         Outcome::of(written.map(|_| Outcome::Done), "VolumeSnapshotContent", key)
     }
 
-    /// Why the volume of a claim cannot be reached.
+    /// Why the volume of a claim cannot be reached, or made.
     fn loss_of(&self, claim: &Claim) -> Option<Loss> {
-        let name = claim.volume.as_deref()?;
+        let Some(name) = claim.volume.as_deref() else {
+            let home = claim.selected.as_deref()?;
+            return loss::unmade(home, self.node(Some(home)).as_deref());
+        };
         let volume = self.volumes.get(&Key::cluster(name))?;
         loss::loss(name, &volume, self.node(volume.node.as_deref()).as_deref())
     }

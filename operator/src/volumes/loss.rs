@@ -1,9 +1,12 @@
-//! Volumes of a node that is gone or not ready: the condition of their claims, and their release by an administrator. Pure.
+//! Volumes of a node that is gone or not ready: the condition of their claims, also of claims that the node has made no
+//! volume for yet, and their release by an administrator. Pure.
 //!
 //! A volume lives on one node, and its data with it. While the node is away nothing is deleted: it may come back. When an
 //! administrator gives up the node, or one PV, its objects can be deleted without the node.
 
-use super::seen::{NODE_LOST, Node, PROVISIONED, Volume};
+use api::hostpath::PROVISION_ON_NODE;
+
+use super::seen::{NODE_LOST, Node, PROVISIONED, SELECTED_NODE, Volume};
 
 /// Why a volume cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,19 +40,33 @@ pub(super) fn is_lost(node: Option<&Node>, given_up: bool) -> bool {
     }
 }
 
+/// A reason and a text if the node called `home` is away.
+fn away(home: &str, node: Option<&Node>) -> Option<(&'static str, String)> {
+    match node {
+        Some(node) if node.ready => None,
+        None => Some(("NodeGone", format!("node {home} does not exist"))),
+        Some(node) if node.since.is_empty() => Some(("NodeNotReady", format!("node {home} is not ready"))),
+        Some(node) => Some(("NodeNotReady", format!("node {home} is not ready since {}", node.since))),
+    }
+}
+
+/// Why the volume of a claim is not made, for which the node called `home` was chosen; `None` when that is ready.
+/// Another node is not chosen by itself: this one may have made the volume already.
+pub(super) fn unmade(home: &str, node: Option<&Node>) -> Option<Loss> {
+    let (reason, what) = away(home, node)?;
+    let message = format!(
+        "the volume is not made: {what}; bring the node back, or remove the claim's annotation that names it \
+         ({SELECTED_NODE}, or {PROVISION_ON_NODE}), and another one is chosen"
+    );
+    Some(Loss { reason, message, given_up: false })
+}
+
 /// Why a volume called `name` cannot be reached; `None` when its node is ready, or it has none. `node` is `None` when
 /// the cluster has no such node.
 pub(super) fn loss(name: &str, volume: &Volume, node: Option<&Node>) -> Option<Loss> {
     let home = volume.node.as_deref()?;
-    if node.is_some_and(|node| node.ready) {
-        return None;
-    }
+    let (reason, what) = away(home, node)?;
     let given_up = is_lost(node, volume.given_up);
-    let (reason, what) = match node {
-        None => ("NodeGone", format!("node {home} does not exist")),
-        Some(node) if node.since.is_empty() => ("NodeNotReady", format!("node {home} is not ready")),
-        Some(node) => ("NodeNotReady", format!("node {home} is not ready since {}", node.since)),
-    };
     let place = if node.is_some() { format!("node {home}") } else { format!("pv {name}") };
     let todo = if given_up {
         "an administrator has given it up: delete the claim, and what makes it again gets an empty volume on another node"
@@ -120,6 +137,26 @@ mod tests {
         );
         assert!(text(None).contains("kubectl annotate pv pv ferrovirt.io/node-lost=true"));
         assert!(text(Some(&lost)).contains("given it up: delete the claim"));
+    }
+
+    #[test]
+    fn claims_whose_chosen_node_is_away_report_cause_and_remedy() {
+        let (ready, away) = (node(true, false), node(false, false));
+        assert_eq!(unmade("n1", Some(&ready)), None);
+        for (node, reason, what) in [
+            (Some(&away), "NodeNotReady", "node n1 is not ready since 2026-01-02T03:04:05Z"),
+            (None, "NodeGone", "node n1 does not exist"),
+        ] {
+            let found = unmade("n1", node).unwrap();
+            assert_eq!((found.reason, found.given_up), (reason, false));
+            assert_eq!(
+                found.message,
+                format!(
+                    "the volume is not made: {what}; bring the node back, or remove the claim's annotation that names it \
+                     (volume.kubernetes.io/selected-node, or kubevirt.io/provisionOnNode), and another one is chosen"
+                )
+            );
+        }
     }
 
     #[test]

@@ -11,8 +11,10 @@ pub enum ForClaim {
     Label(Option<String>),
     /// This node is chosen: annotation and label.
     Choose(String),
-    /// No node has room: look again when capacities change.
+    /// Its source has no node yet: look again.
     Wait,
+    /// No node has room, and why: look again when capacities change.
+    NoRoom(String),
 }
 
 /// The objects that a claim refers to.
@@ -40,8 +42,13 @@ pub struct Room<'a> {
 impl Room<'_> {
     /// Whether a claim's volume can be made there now.
     fn fits(&self, claim: &Claim) -> bool {
+        self.node.is_some_and(|node| node.ready) && self.is_enough(claim)
+    }
+
+    /// Whether there is room for a claim's volume.
+    fn is_enough(&self, claim: &Claim) -> bool {
         let Capacity { available, largest, .. } = self.capacity;
-        self.node.is_some_and(|node| node.ready) && largest.unwrap_or(*available) >= claim.request
+        largest.unwrap_or(*available) >= claim.request
     }
 }
 
@@ -83,7 +90,39 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, rooms: &[Room<'_>]) -> ForCl
         let most = open(a).cmp(&open(b)).then(a.capacity.available.cmp(&b.capacity.available));
         most.then_with(|| b.capacity.node.cmp(&a.capacity.node))
     });
-    most.and_then(|room| room.capacity.node.clone()).map_or(ForClaim::Wait, ForClaim::Choose)
+    most.and_then(|room| room.capacity.node.clone())
+        .map_or_else(|| ForClaim::NoRoom(no_room(claim, around, rooms)), ForClaim::Choose)
+}
+
+/// Why no node can make a claim's volume, and what can be done about it. The text has no amounts of room: they change
+/// all the time.
+fn no_room(claim: &Claim, around: Around<'_>, rooms: &[Room<'_>]) -> String {
+    let class = claim.class.as_deref().unwrap_or_default();
+    let wanted =
+        format!("room for a volume of {} in StorageClass {class}", api::quantity::text(claim.request));
+    let allowed = |node: &str| around.class.is_some_and(|class| class.allows(node));
+    let is_allowed = |room: &&Room<'_>| room.capacity.node.as_deref().is_some_and(allowed);
+    match around.source {
+        Some(node) if !allowed(node) => {
+            format!(
+                "StorageClass {class} does not allow node {node}, which has the source: use another class"
+            )
+        }
+        Some(node) => format!(
+            "node {node}, which has the source, has no {wanted}, or is not ready: free or add storage there, or delete the \
+             claim and copy less"
+        ),
+        None if rooms.is_empty() => format!(
+            "no node reports room in StorageClass {class}: check its parameters and the pods of the CSI driver"
+        ),
+        None if !rooms.iter().any(|room| is_allowed(&room)) => {
+            format!("no node of the allowedTopologies of StorageClass {class} reports room: correct them")
+        }
+        None if rooms.iter().filter(is_allowed).any(|room| room.is_enough(claim)) => {
+            format!("every node with {wanted} is not ready: bring one back")
+        }
+        None => format!("no node has {wanted}: free or add storage, or delete the claim and request less"),
+    }
 }
 
 /// The change of a PV.
@@ -136,6 +175,20 @@ mod tests {
         Some(text.to_owned())
     }
 
+    /// No node has room, for a reason that begins with a text.
+    fn full(why: &str) -> ForClaim {
+        ForClaim::NoRoom(why.to_owned())
+    }
+
+    /// The decision, with as much of its reason as is expected.
+    fn begin(mut found: ForClaim, expected: &ForClaim) -> ForClaim {
+        if let (ForClaim::NoRoom(why), ForClaim::NoRoom(expected)) = (&mut found, expected) {
+            assert!(why.contains(": "), "a remedy follows: {why}");
+            why.truncate(expected.len());
+        }
+        found
+    }
+
     #[test]
     fn a_claim_gets_the_node_that_was_chosen() {
         let late = Class { ours: true, ..Class::default() };
@@ -167,14 +220,19 @@ mod tests {
             ),
             (Claim { label: some("n1"), ..claim() }, on(&late), &all, ForClaim::Label(None)),
             (claim(), on(&at_once), &all, ForClaim::Choose("n2".into())),
-            (Claim { request: 70, ..claim() }, on(&at_once), &all, ForClaim::Wait),
+            (
+                Claim { request: 70, ..claim() },
+                on(&at_once),
+                &all,
+                full("no node has room for a volume of 70"),
+            ),
             (claim(), on(&first), &all, ForClaim::Choose("n1".into())),
-            (Claim { request: 55, ..claim() }, on(&first), &all, ForClaim::Wait),
+            (Claim { request: 55, ..claim() }, on(&first), &all, full("no node has room for a volume of 55")),
             (
                 Claim { source: some("golden"), ..claim() },
                 Around { source: Some("n2"), ..on(&first) },
                 &all,
-                ForClaim::Wait,
+                full("StorageClass c does not allow node n2"),
             ),
             (claim(), Around { stock: true, ..on(&at_once) }, &all, ForClaim::Nothing),
             (Claim { other_source: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
@@ -188,13 +246,13 @@ mod tests {
                 Claim { source: some("golden"), request: 55, ..claim() },
                 Around { source: Some("n1"), ..on(&at_once) },
                 &all,
-                ForClaim::Wait,
+                full("node n1, which has the source, has no room for a volume of 55"),
             ),
             (
                 Claim { snapshot: some("golden"), ..claim() },
                 Around { source: Some("n4"), ..on(&at_once) },
                 &all,
-                ForClaim::Wait,
+                full("node n4, which has the source, has no room for a volume of 10"),
             ),
             (Claim { source: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),
             (Claim { snapshot: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),
@@ -224,9 +282,12 @@ mod tests {
                 ForClaim::Label(None),
             ),
             (Claim { deleting: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
+            (claim(), on(&at_once), &[], full("no node reports room in StorageClass c: ")),
+            (claim(), on(&first), &all[..1], full("no node of the allowedTopologies of StorageClass c ")),
         ];
         for (claim, around, rooms, expected) in cases {
-            assert_eq!(for_claim(&claim, around, rooms), expected, "{claim:?} {around:?}");
+            let found = begin(for_claim(&claim, around, rooms), &expected);
+            assert_eq!(found, expected, "{claim:?} {around:?}");
         }
     }
 
@@ -248,16 +309,22 @@ mod tests {
             (Some(&ready), Some(&ready), None, choose("n2")),
             (Some(&ready), Some(&away), None, choose("n1")),
             (Some(&ready), None, None, choose("n1")),
-            (Some(&away), None, None, ForClaim::Wait),
+            (
+                Some(&away),
+                None,
+                None,
+                full("every node with room for a volume of 10 in StorageClass c is not ready"),
+            ),
             (Some(&ready), Some(&cordoned), None, choose("n1")),
             (Some(&away), Some(&cordoned), None, choose("n2")),
-            (Some(&ready), Some(&away), Some("n2"), ForClaim::Wait),
+            (Some(&ready), Some(&away), Some("n2"), full("node n2, which has the source, has no room")),
             (Some(&ready), Some(&cordoned), Some("n2"), choose("n2")),
         ] {
             let rooms = [Room { capacity: &less, node: first }, Room { capacity: &more, node: second }];
             let claim = Claim { source: source.map(|_| "golden".to_owned()), ..claim() };
             let around = Around { class: Some(&class), source, ..Around::default() };
-            assert_eq!(for_claim(&claim, around, &rooms), expected, "{first:?} {second:?} {source:?}");
+            let found = begin(for_claim(&claim, around, &rooms), &expected);
+            assert_eq!(found, expected, "{first:?} {second:?} {source:?}");
         }
     }
 

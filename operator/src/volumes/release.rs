@@ -1,4 +1,7 @@
 //! Writes what [`super::loss`] decides: the condition and events of claims, and the end of PVs of a node that is given up.
+//! Also the event of a claim for which no node has room.
+
+use std::time::Instant;
 
 use cluster::event::{Reference, Type};
 use cluster::{Delete, Key, Outcome, Result};
@@ -11,6 +14,15 @@ use super::loss::{self, Loss, Step};
 use super::seen::{CLAIMS, Claim, UNAVAILABLE, VOLUMES, Volume};
 
 impl Controller {
+    /// Reports that no node has room for a claim, and why; not at the first look: capacities are written soon after a
+    /// class or a node is new.
+    pub(super) fn report_no_room(&self, key: &Key, claim: &Claim, why: &str) {
+        if self.reports.begin(key, &claim.uid, Instant::now()).is_ok_and(|before| before > 0) {
+            let claim = about("PersistentVolumeClaim", key, &claim.uid);
+            self.events.publish(&claim, Type::Warning, "NoNodeWithRoom", why);
+        }
+    }
+
     /// Shows on a claim whether its volume can be reached.
     pub(super) async fn report_loss(&self, key: &Key, claim: &Claim, loss: Option<&Loss>) -> Outcome {
         let shown = loss.map(|loss| (loss.reason, loss.message.as_str()));
@@ -20,12 +32,20 @@ impl Controller {
         }
         let written = self.condition(key, claim, shown).await;
         if matches!(written, Ok(true)) {
+            let has_node = claim.volume.is_some() || claim.selected.is_some();
             let claim = about("PersistentVolumeClaim", key, &claim.uid);
             match loss {
                 Some(loss) => self.events.publish(&claim, Type::Warning, loss.reason, &loss.message),
-                None => {
-                    self.events.publish(&claim, Type::Normal, "NodeReady", "the volume's node is ready again")
+                None if has_node => {
+                    self.events.publish(
+                        &claim,
+                        Type::Normal,
+                        "NodeReady",
+                        "the volume's node is ready again",
+                    );
                 }
+                // Its node was chosen, and is not any more.
+                None => {}
             }
         }
         outcome(written.map(drop), "PersistentVolumeClaim", key)

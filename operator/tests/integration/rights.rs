@@ -66,7 +66,7 @@ const LOCAL: [Bound; 8] = [
 ];
 
 /// Rights beyond: group, resource (`*`: any), verbs, reason.
-const BEYOND: [(&str, &str, &str, &str); 36] = [
+const BEYOND: [(&str, &str, &str, &str); 37] = [
     ("kubevirt.io", "*", "*", "virtual machines: virt-operator's and virt-controller's work"),
     ("pool.kubevirt.io", "*", "*", "pools of virtual machines"),
     (
@@ -132,6 +132,7 @@ const BEYOND: [(&str, &str, &str, &str); 36] = [
         "create delete patch",
         "the operator of hostpath-provisioner deploys its driver",
     ),
+    ("storage.k8s.io", "csinodes", "get list watch", "the topology of drivers that no table knows"),
     ("storage.k8s.io", "csistoragecapacities", "get list watch", "the node with room for a claim"),
     ("storage.k8s.io", "storageclasses", "create", "classes of shared pools"),
     ("batch", "jobs", "get", "whether a pool is unmounted"),

@@ -1,4 +1,5 @@
-//! A node that is gone: its claims have a condition, and its volumes are released by an administrator only.
+//! A node that is gone: its claims have a condition, also those that it was to make volumes for, and its volumes are
+//! released by an administrator only.
 
 use std::thread;
 use std::time::Duration;
@@ -15,6 +16,23 @@ const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 fn condition(space: &Space, claim: &str) -> Option<Value> {
     let all = space.get("PersistentVolumeClaim", claim)?["status"]["conditions"].clone();
     all.as_array()?.iter().find(|one| one["type"] == "ferrovirt.io/NodeUnavailable").cloned()
+}
+
+#[test]
+fn a_claim_that_waits_for_a_node_that_is_gone_has_a_condition_until_another_one_is_chosen() {
+    let _driver = together();
+    let space = Space::new("unmade");
+    let chosen = |node: Value| json!({"volume.kubernetes.io/selected-node": node});
+    space.claim_with("unmade", 16, &json!({}), &chosen(json!("gone")));
+    let shown = until("the claim has a condition for its node", || condition(&space, "unmade"));
+    assert_eq!((&shown["status"], &shown["reason"]), (&json!("True"), &json!("NodeGone")), "{shown}");
+    until("the claim has an event", || {
+        space.events("unmade").iter().any(|event| event.starts_with("NodeGone: the volume")).then_some(())
+    });
+    let nothing = json!({"metadata": {"annotations": chosen(Value::Null)}});
+    space.patch("PersistentVolumeClaim", "unmade", &nothing);
+    until("the condition goes", || condition(&space, "unmade").is_none().then_some(()));
+    space.delete("PersistentVolumeClaim", "unmade");
 }
 
 #[test]

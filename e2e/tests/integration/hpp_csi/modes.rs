@@ -116,7 +116,8 @@ fn grown(space: &Space, claim: &str) -> [Value; 2] {
             && object["status"]["allocatedResourceStatuses"].is_null();
         done.then_some(())
     });
-    reported(space, claim, &["Provisioning", "ProvisioningSucceeded"]);
+    let reasons = ["Provisioning", "ProvisioningSucceeded", "Resizing", "VolumeResizeSuccessful"];
+    reported(space, claim, &reasons);
     [space.get("PersistentVolumeClaim", claim).unwrap(), space.bound(claim)]
 }
 
@@ -329,6 +330,10 @@ fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
     // A snapshot of the one is deleted by the other.
     space.delete("VolumeSnapshot", "sidecars");
     agent_is_faster(stock, bound_with_pods(&space, "by-agent"));
+    // Larger than the pool: stock csi-provisioner reports nothing.
+    space.claim("vast", 1 << 20, &json!({"storageClassName": AT_ONCE}));
+    reported(&space, "vast", &["NoNodeWithRoom"]);
+    space.delete("PersistentVolumeClaim", "vast");
     capacity_follows(&space);
     for (theirs, ours) in by_sidecars.iter().zip(&by_agent) {
         assert_eq!(normal(theirs.clone()), normal(ours.clone()));

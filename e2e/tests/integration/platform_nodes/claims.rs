@@ -20,13 +20,36 @@ const NAMESPACE: &str = "claims";
 const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
 const NODES: [&str; 2] = ["node1", "node2"];
-/// Claims, and the steps in which they are made, and half of them deleted.
-const NUMBER: usize = 300;
-const STEPS: usize = 30;
 const KILLED: [Program; 3] = [Program::Operator, Program::Agent, Program::Driver];
 
 /// Volumes of each node.
 type Volumes = BTreeMap<&'static str, BTreeSet<String>>;
+
+/// How many claims are made, and in how many steps they are made, and half of them deleted.
+#[derive(Clone, Copy)]
+struct Counts {
+    claims: usize,
+    steps: usize,
+}
+
+impl Counts {
+    fn of_this_run() -> Self {
+        match std::env::var_os("FERROVIRT_SOAK") {
+            Some(_) => Self { claims: 300, steps: 30 },
+            None => Self { claims: 24, steps: 6 },
+        }
+    }
+
+    /// The claims of a step.
+    fn of(self, step: usize) -> impl Iterator<Item = usize> {
+        (0..self.claims).filter(move |claim| claim % self.steps == step)
+    }
+}
+
+/// Whether a claim is deleted: every other pair is, of both nodes.
+fn is_deleted(claim: usize) -> bool {
+    claim / 2 % 2 == 0
+}
 
 /// The folders of volumes in the nodes' pools.
 fn in_pools(second: &Second) -> Volumes {
@@ -73,13 +96,13 @@ fn provide_by(sidecars: &Value) {
 }
 
 /// Takes the steps, with kills in between; the work changes sides at a third and at two thirds of them.
-fn disturbed(dice: &mut Dice, mut step: impl FnMut(usize)) {
-    for number in 0..STEPS {
+fn disturbed(steps: usize, dice: &mut Dice, mut step: impl FnMut(usize)) {
+    for number in 0..steps {
         step(number);
         std::thread::sleep(Duration::from_millis(dice.next(1500)));
-        if number == STEPS / 3 {
+        if number == steps / 3 {
             provide_by(&json!("stock"));
-        } else if number == STEPS * 2 / 3 {
+        } else if number == steps * 2 / 3 {
             provide_by(&Value::Null);
         }
         kill(KILLED[usize::try_from(dice.next(3)).unwrap()]);
@@ -101,9 +124,10 @@ pub(crate) fn are_bound_once(second: &Second) {
         PLACE.create(CLASSES, "", &class);
     }
     let (before, mut dice) = (in_pools(second), Dice(27));
+    let counts = Counts::of_this_run();
     let name = |claim: usize| format!("claim-{claim}");
-    disturbed(&mut dice, |step| {
-        for claim in (0..NUMBER).filter(|claim| claim % STEPS == step) {
+    disturbed(counts.steps, &mut dice, |step| {
+        for claim in counts.of(step) {
             let object = json!({
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name(claim)},
                 "spec": {
@@ -115,7 +139,7 @@ pub(crate) fn are_bound_once(second: &Second) {
         }
     });
     let mut bound = BTreeSet::new();
-    for claim in 0..NUMBER {
+    for claim in 0..counts.claims {
         let claim = PLACE.until(NAMESPACE, &format!("{} is bound", name(claim)), || {
             let claim = PLACE.find(CLAIMS, NAMESPACE, &name(claim))?;
             (claim["status"]["phase"] == "Bound").then_some(claim)
@@ -127,20 +151,19 @@ pub(crate) fn are_bound_once(second: &Second) {
     let all = volumes();
     let names: BTreeSet<String> =
         all.iter().map(|volume| volume["metadata"]["name"].as_str().unwrap().to_owned()).collect();
-    assert_eq!((all.len(), &names), (NUMBER, &bound), "one PV for each claim");
+    assert_eq!((all.len(), &names), (counts.claims, &bound), "one PV for each claim");
     let handles = by_node(&all);
-    assert!(handles.values().all(|handles| handles.len() == NUMBER / 2), "{handles:?}");
+    assert!(handles.values().all(|handles| handles.len() == counts.claims / 2), "{handles:?}");
     PLACE.until(NAMESPACE, "the pools hold the PVs' volumes", || {
         (added(second, &before) == handles).then_some(())
     });
 
-    // Every other pair goes, of both nodes.
-    disturbed(&mut dice, |step| {
-        for claim in (0..NUMBER).filter(|claim| claim % STEPS == step && claim / 2 % 2 == 0) {
+    disturbed(counts.steps, &mut dice, |step| {
+        for claim in counts.of(step).filter(|claim| is_deleted(*claim)) {
             PLACE.delete(CLAIMS, NAMESPACE, &name(claim));
         }
     });
-    let left = NUMBER - (0..NUMBER).filter(|claim| claim / 2 % 2 == 0).count();
+    let left = (0..counts.claims).filter(|claim| !is_deleted(*claim)).count();
     PLACE.until(NAMESPACE, "the PVs of deleted claims are gone", || (volumes().len() == left).then_some(()));
     PLACE.until(NAMESPACE, "the pools hold the other volumes", || {
         (added(second, &before) == by_node(&volumes())).then_some(())
@@ -157,5 +180,6 @@ pub(crate) fn are_bound_once(second: &Second) {
     }
     let set = ["rollout", "status", "daemonset/hostpath-provisioner-csi", "--timeout=240s"];
     PLACE.kubectl(&[&["-n", operator::defaults::NAMESPACE][..], &set].concat()).unwrap();
-    println!("{NUMBER} claims on two nodes, {} kills, 4 changes of sides: each bound once", 2 * STEPS);
+    let Counts { claims, steps } = counts;
+    println!("{claims} claims on two nodes, {} kills, 4 changes of sides: each bound once", 2 * steps);
 }

@@ -122,16 +122,11 @@ pub(crate) fn add_second(namespace: &str) -> Second {
 
 pub(crate) fn outlive_their_node() {
     PLACE.namespace(NAMESPACE);
-    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
-    if soak {
-        storage::prepare_second(&PLACE.cluster, POOL).unwrap();
-    }
+    storage::prepare_second(&PLACE.cluster, POOL).unwrap();
     let second = add_second(NAMESPACE);
     join::guests_of_two_nodes_share_a_network(&second);
     crowd::starts_on_two_nodes();
-    if soak {
-        claims::are_bound_once(&second);
-    }
+    claims::are_bound_once(&second);
     leaders::are_two_and_do_nothing_twice();
     kubectl(&["cordon", "node1"]);
     for (name, everywhere) in [("shared", true), ("local", false)] {

@@ -1,6 +1,7 @@
-//! The memory of the agent and of the CSI driver on a node with many volumes and snapshots.
+//! Many claims at once on one node: the time until they are bound, and the memory of the agent and of the CSI driver
+//! with their volumes and snapshots.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cluster::Resource;
 use e2e::processes::Memory;
@@ -16,6 +17,8 @@ const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclas
 const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
 /// Most memory of both programs, in KiB.
 const MEMORY_MAX: u64 = 72 << 10;
+/// Most time for each of the claims, of which many are made at once: ten are bound per second.
+const BOUND_MAX: Duration = Duration::from_millis(100);
 
 /// A class of claims, and one of snapshots.
 fn classes() {
@@ -32,10 +35,10 @@ fn classes() {
 }
 
 /// Waits until all objects of a kind are ready.
-fn all_are(kind: Resource, number: usize, is_ready: impl Fn(&Value) -> bool) {
+fn all_are(kind: Resource, number: u32, is_ready: impl Fn(&Value) -> bool) {
     PLACE.until(NAME, &format!("{number} {} are ready", kind.plural), || {
         let all = PLACE.list(kind, NAME);
-        (all.len() == number && all.iter().all(&is_ready)).then_some(())
+        (u32::try_from(all.len()) == Ok(number) && all.iter().all(&is_ready)).then_some(())
     });
 }
 
@@ -49,7 +52,7 @@ fn memory() -> [Memory; 2] {
 
 pub(crate) fn are_served_in_little_memory() {
     let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
-    let (volumes, snapshots) = if soak { (500, 100) } else { (30, 6) };
+    let (volumes, snapshots): (u32, u32) = if soak { (500, 100) } else { (30, 6) };
     PLACE.namespace(NAME);
     classes();
     let before = memory();
@@ -80,6 +83,7 @@ pub(crate) fn are_served_in_little_memory() {
     all_are(SNAPSHOTS, snapshots, |snapshot| snapshot["status"]["readyToUse"] == true);
     let [agent, driver] = memory();
     println!("{volumes} claims bound in {bound:?}, {snapshots} snapshots after {:?}", begun.elapsed());
+    assert!(bound <= e2e::bar(BOUND_MAX * volumes), "{volumes} claims bound in {bound:?}");
     println!("KiB before: {before:?}; agent {agent:?}, driver {driver:?}");
     let sum = agent.counted().unwrap() + driver.counted().unwrap();
     assert!(sum <= MEMORY_MAX, "{sum} KiB of agent and driver together");

@@ -20,6 +20,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 
+/// How long a connection to the API server may take: a server that hangs is answered for as one that is away.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Handling of one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
@@ -149,7 +152,7 @@ impl Faulty {
             }
             return answer;
         }
-        let Ok(mut sender) = upstream.connect().await else {
+        let Ok(Ok(mut sender)) = tokio::time::timeout(CONNECT_TIMEOUT, upstream.connect()).await else {
             return plain(StatusCode::BAD_GATEWAY, "no API server");
         };
         let Ok(answer) = sender.send_request(request).await else {

@@ -310,4 +310,24 @@ async fn faults(client: &Client, server: &mut Server) {
     println!("converged {:?} after the API server was killed", begun.elapsed());
     assert!(!proxy.received(r#""name":"faulty-7""#).is_empty());
     assert_eq!(proxy.received(r#""name":"foreign-1""#), [""; 0], "an object outside of the cache's scope");
+    drop(cache);
+    expired_version_is_met_at_once(&proxy, &through, expired).await;
+}
+
+/// A server that was away and is back refuses the version of a watch: the collection is listed soon, although the
+/// pauses have grown to seconds.
+async fn expired_version_is_met_at_once(proxy: &Faulty, through: &Client, expired: &'static str) {
+    for _ in 0..4 {
+        proxy.plan("watch=true", Fault::Answer(500, None, "failed"));
+    }
+    proxy.plan("watch=true", Fault::Answer(410, None, expired));
+    let cache =
+        Cache::<Projection>::builder().start::<Map>(through, MAPS, &Scope::all().labels("test=foreign"));
+    eventually("every fault is met", async || proxy.left() == 0).await;
+    let (begun, asked) = (Instant::now(), proxy.asked.lock().unwrap().len());
+    eventually("the collection is listed", async || proxy.asked.lock().unwrap().len() > asked).await;
+    println!("listed {:?} after the version had expired", begun.elapsed());
+    // The fifth pause takes three to four seconds, the first one a quarter of one.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    eventually("the cache is current", async || cache.is_current()).await;
 }

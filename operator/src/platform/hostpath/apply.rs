@@ -312,7 +312,8 @@ impl Controller {
     ) -> Result<()> {
         let before = object.status.clone().unwrap_or_default();
         let now = cluster::time::seconds();
-        let mut wanted: HostPathStatus = status::status(state, &before, &self.version, &now);
+        let ignored = check::without_effect(&object.spec);
+        let mut wanted: HostPathStatus = status::status(state, &ignored, &before, &self.version, &now);
         wanted.storage_pool_statuses = pools.unwrap_or_else(|| before.storage_pool_statuses.clone());
         self.metrics.observe(Some(status::is(&wanted, "Available", "True")));
         if wanted == before {
@@ -337,7 +338,6 @@ impl Controller {
     }
 }
 
-/// Reference to the object, as the owner of others.
 /// Whether every node has a pod of a DaemonSet's present version, ready or not.
 fn is_rolled_out(set: &Value) -> bool {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
@@ -346,6 +346,7 @@ fn is_rolled_out(set: &Value) -> bool {
         && number(&status["updatedNumberScheduled"]) >= number(&status["desiredNumberScheduled"])
 }
 
+/// Reference to the object, as the owner of others.
 fn owner(object: &HostPathProvisioner) -> Value {
     json!([{
         "apiVersion": api::hostpath::API_VERSION,

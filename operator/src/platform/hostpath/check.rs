@@ -42,6 +42,13 @@ pub fn problems(object: &HostPathProvisioner) -> Vec<(String, String)> {
     found
 }
 
+/// Settings that are accepted and do nothing. The prefix is that of directories of upstream's provisioner without CSI:
+/// those of the CSI driver have the names of their PersistentVolumes, by which they are found again.
+pub fn without_effect(spec: &HostPathSpec) -> Vec<&'static str> {
+    let prefix = spec.path_config.as_ref().and_then(|config| config.use_naming_prefix) == Some(true);
+    prefix.then_some("spec.pathConfig.useNamingPrefix").into_iter().collect()
+}
+
 /// Why an operator of version `own` does not touch a driver that one of version `live` wrote, which may keep its pools in a
 /// form that is not known here. Upstream's text.
 pub fn downgrade(live: Option<&str>, own: &str) -> Option<String> {
@@ -281,6 +288,20 @@ mod tests {
             let found: Vec<String> = of_spec(&spec).into_iter().map(|(field, _)| field).collect();
             assert_eq!(found.join(" "), wanted, "{value}");
         }
+    }
+
+    #[test]
+    fn a_prefix_of_names_has_no_effect() {
+        for (config, expected) in [
+            (json!({"path": "/a"}), &[][..]),
+            (json!({"path": "/a", "useNamingPrefix": false}), &[]),
+            (json!({"path": "/a", "useNamingPrefix": true}), &["spec.pathConfig.useNamingPrefix"]),
+        ] {
+            let spec: HostPathSpec = serde_json::from_value(json!({"pathConfig": config})).unwrap();
+            assert_eq!(without_effect(&spec), expected, "{config}");
+        }
+        let pools = json!({"storagePools": [{"name": "a", "path": "/a"}]});
+        assert!(without_effect(&serde_json::from_value(pools).unwrap()).is_empty());
     }
 
     #[test]

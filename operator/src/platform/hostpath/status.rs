@@ -3,6 +3,8 @@
 use api::hostpath::HostPathStatus;
 use api::resource::Condition;
 
+use crate::platform::without;
+
 /// Most volumes that a text names.
 const MOST_NAMED: usize = 3;
 
@@ -27,8 +29,15 @@ pub enum State {
     Removing(Vec<String>),
 }
 
-/// The status of an object in a state at a time (RFC 3339), after the one that it had.
-pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) -> HostPathStatus {
+/// The status of an object in a state at a time (RFC 3339), after the one that it had; `ignored` are settings without
+/// an effect.
+pub fn status(
+    state: &State,
+    ignored: &[&str],
+    before: &HostPathStatus,
+    version: &str,
+    now: &str,
+) -> HostPathStatus {
     let (reason, text) = match state {
         State::Deploying(missing) => ("DeployStarted", missing.clone()),
         State::Degraded(missing) => ("ComponentsNotReady", missing.clone()),
@@ -52,13 +61,17 @@ pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) 
         State::Removing(_) => (false, true, false),
     };
     let conditions = [("Available", available), ("Progressing", progressing), ("Degraded", degraded)];
-    let conditions = conditions.map(|(kind, holds)| {
+    let of_state = conditions.map(|(kind, holds)| (kind, holds, reason, text.clone()));
+    let note = (!ignored.is_empty()).then(|| {
+        (without::CONDITION, true, without::REASON, format!("{}{}", without::MESSAGE, ignored.join(", ")))
+    });
+    let conditions = of_state.into_iter().chain(note).map(|(kind, holds, reason, text)| {
         let old = before.conditions.iter().find(|one| one.kind == kind);
         let mut new = Condition {
             kind: kind.to_owned(),
             status: if holds { "True" } else { "False" }.to_owned(),
             reason: Some(reason.to_owned()),
-            message: Some(text.clone()),
+            message: Some(text),
             ..Condition::default()
         };
         let same = old.filter(|old| old.status == new.status);
@@ -71,7 +84,7 @@ pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) 
     });
     let deployed = matches!(state, State::Deployed(_) | State::Keeping(_) | State::Leaving(_));
     HostPathStatus {
-        conditions: conditions.to_vec(),
+        conditions: conditions.collect(),
         observed_version: if deployed { Some(version.to_owned()) } else { before.observed_version.clone() },
         operator_version: Some(version.to_owned()),
         target_version: Some(version.to_owned()),
@@ -139,20 +152,34 @@ mod tests {
                 "Available=True Progressing=True Degraded=False VolumesExist",
             ),
         ] {
-            assert_eq!(words(&status(&state, &before, "1", NOW)), wanted);
+            assert_eq!(words(&status(&state, &[], &before, "1", NOW)), wanted);
         }
     }
 
     #[test]
     fn times_are_those_of_changes_and_the_version_that_of_what_runs() {
-        let first = status(&State::Deployed(1), &HostPathStatus::default(), "1", NOW);
-        assert_eq!(status(&State::Deployed(2), &first, "1", LATER), first, "nothing is written");
-        let second = status(&State::Deploying("x".to_owned()), &first, "2", LATER);
+        let first = status(&State::Deployed(1), &[], &HostPathStatus::default(), "1", NOW);
+        assert_eq!(status(&State::Deployed(2), &[], &first, "1", LATER), first, "nothing is written");
+        let second = status(&State::Deploying("x".to_owned()), &[], &first, "2", LATER);
         assert_eq!(second.observed_version.as_deref(), Some("1"));
         assert_eq!(second.target_version.as_deref(), Some("2"));
         let degraded = second.conditions.iter().find(|one| one.kind == "Degraded").unwrap();
         assert_eq!(degraded.last_transition_time.as_deref(), Some(NOW));
         assert_eq!(degraded.last_heartbeat_time.as_deref(), Some(LATER));
+    }
+
+    #[test]
+    fn settings_without_an_effect_are_a_condition_of_their_own() {
+        let deployed = State::Deployed(1);
+        let without = status(&deployed, &[], &HostPathStatus::default(), "1", NOW);
+        let with = status(&deployed, &["spec.a", "spec.b"], &without, "1", LATER);
+        let (note, others) = with.conditions.split_last().unwrap();
+        assert_eq!(others, without.conditions);
+        assert_eq!((note.kind.as_str(), note.status.as_str()), (without::CONDITION, "True"));
+        assert_eq!(note.reason.as_deref(), Some("NotImplemented"));
+        assert_eq!(note.message.as_deref(), Some("these settings have no effect: spec.a, spec.b"));
+        assert_eq!(status(&deployed, &["spec.a", "spec.b"], &with, "1", NOW), with, "nothing is written");
+        assert_eq!(status(&deployed, &[], &with, "1", LATER).conditions, without.conditions);
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub(super) fn validate(request: &Request, others: &[String]) -> Answer {
         problems.push((field, format!("{value:?} is not {:?}", check::STOCK)));
     }
     if problems.is_empty() {
-        return Answer::allow();
+        let ignored = check::without_effect(&object.spec).into_iter();
+        return ignored.fold(Answer::allow(), |answer, field| answer.warn(format!("{field} has no effect")));
     }
     let cause = |(field, text): (String, String)| Cause {
         reason: INVALID,
@@ -56,6 +57,12 @@ mod tests {
         let good = json!({"metadata": {"name": "a"}, "spec": {"pathConfig": {"path": "/data"}}});
         assert_eq!(review(good.clone(), &["a"])["allowed"], true, "applied again");
         assert_eq!(review(good.clone(), &["b"])["status"]["details"]["causes"][0]["field"], "metadata.name");
+        assert!(review(good.clone(), &[])["warnings"].is_null());
+        let mut prefixed = good.clone();
+        prefixed["spec"]["pathConfig"]["useNamingPrefix"] = json!(true);
+        let response = review(prefixed, &[]);
+        assert_eq!(response["allowed"], true);
+        assert_eq!(response["warnings"], json!(["spec.pathConfig.useNamingPrefix has no effect"]));
         let mut bad = good;
         bad["spec"]["pathConfig"]["path"] = json!("data");
         let response = review(bad, &[]);

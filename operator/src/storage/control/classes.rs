@@ -169,7 +169,7 @@ impl Controller {
             }
         }
         let Some(class) = self.caches.classes.get(key) else { return Ok(Outcome::Done) };
-        let profile = self.profile(&class, &self.classes());
+        let profile = self.profile(&class);
         let found: Option<Value> = self.client.find(PROFILES, key).await?;
         let before = match found {
             Some(object) => object,

@@ -89,7 +89,7 @@ impl Controller {
         };
         let classes = self.classes();
         let class = target.class.as_deref().and_then(|name| classes.named(name));
-        let profile = class.map(|class| self.profile(class, &classes));
+        let profile = class.map(|class| self.profile(class));
         let restores = classes.of_driver(&driver, class);
         let settings = self.settings();
         let observed = cloning::Observed {
@@ -237,7 +237,7 @@ impl Controller {
 
     /// The driver of a snapshot, by its class.
     fn driver(&self, snapshot: &Snapshot) -> String {
-        let class = self.caches.snapshot_classes.get(&Key::cluster(&snapshot.class));
+        let class = self.caches.provisioners.snapshot_classes.get(&Key::cluster(&snapshot.class));
         class.map(|class| class.driver.clone()).unwrap_or_default()
     }
 

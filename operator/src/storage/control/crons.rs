@@ -50,7 +50,7 @@ impl Controller {
         let classes = self.classes();
         let template = DataVolume::from(&json!({"spec": cron.template["spec"]}));
         let class = claim::class(&template, &classes).ok().flatten();
-        let profile = class.map(|class| self.profile(class, &classes));
+        let profile = class.map(|class| self.profile(class));
         let mut plan = plan::plan(&Observed {
             cron: &cron,
             imports: &imports,
@@ -89,7 +89,7 @@ impl Controller {
 
     /// The snapshots of a cron's imports.
     async fn snapshots(&self, cron: &Cron) -> Result<Vec<Snapshot>> {
-        if self.caches.snapshot_classes.all().is_empty() {
+        if self.caches.provisioners.snapshot_classes.all().is_empty() {
             // The kind may not be installed.
             return Ok(Vec::new());
         }

@@ -32,12 +32,12 @@ use super::apply::Applier;
 use super::class::Classes;
 use super::cron::seen::{CRON, Cron};
 use super::datavolume::Obstacle;
-use super::profile::{Overrides, Profile, SnapshotClass};
+use super::profile::{self, Driver, Overrides, Profile, SnapshotClass};
 use super::resources::{
-    CDIS, CLAIMS, CLASSES, CONFIGS, CRONS, DATA_SOURCES, DATA_VOLUMES, DRIVERS, PODS, PROFILES,
+    CDIS, CLAIMS, CLASSES, CONFIGS, CRONS, CSI_NODES, DATA_SOURCES, DATA_VOLUMES, DRIVERS, PODS, PROFILES,
     SNAPSHOT_CLASSES, TRANSFERS,
 };
-use super::seen::{Claim, Class, DataVolume, Meta, Worker};
+use super::seen::{Claim, Class, CsiDriver, CsiNode, DataVolume, Meta, Worker};
 use super::settings::{Installed, Settings};
 use super::signers::{self, Signers};
 use super::worker::Images;
@@ -89,9 +89,8 @@ struct Caches {
     claims: Cache<Claim>,
     workers: Cache<Worker>,
     classes: Cache<Class>,
-    drivers: Cache<Meta>,
+    provisioners: Provisioners,
     profiles: Cache<Overrides>,
-    snapshot_classes: Cache<SnapshotClass>,
     settings: Cache<Settings>,
     crons: Cache<Cron>,
     /// Kept for its changes: a reconcile reads the DataSource.
@@ -99,6 +98,13 @@ struct Caches {
     cdis: Cache<Installed>,
     /// Kept for its changes, too.
     _transfers: Cache<Meta>,
+}
+
+/// Drivers, nodes and snapshot classes: facts about provisioners, for the profiles of their classes.
+struct Provisioners {
+    drivers: Cache<CsiDriver>,
+    nodes: Cache<CsiNode>,
+    snapshot_classes: Cache<SnapshotClass>,
 }
 
 struct Controller {
@@ -177,9 +183,10 @@ async fn control(
     caches.volumes.synced().await;
     caches.workers.synced().await;
     caches.classes.synced().await;
-    caches.drivers.synced().await;
+    caches.provisioners.drivers.synced().await;
+    caches.provisioners.nodes.synced().await;
+    caches.provisioners.snapshot_classes.synced().await;
     caches.profiles.synced().await;
-    caches.snapshot_classes.synced().await;
     caches.settings.synced().await;
     let applier = Applier::new(client.clone(), events);
     let controller = Arc::new(Controller {
@@ -284,16 +291,17 @@ fn caches(client: &Client, queue: &Queue<Item>, polled: &Queue<Key>) -> Caches {
         }
     });
     let (of_class, of_profile) = (class.clone(), class);
-    let classes = Cache::<Class>::builder().on_change(move |change| of_class(change.key));
+    let classes = Cache::<Class>::builder()
+        .on_change(move |change| of_class(change.key))
+        .start::<Value>(client, CLASSES, &all);
     let profiles = Cache::<Overrides>::builder().on_change(move |change| of_profile(change.key));
     Caches {
         volumes: volumes.start::<Value>(client, DATA_VOLUMES, &all),
         claims: claims.start::<Value>(client, CLAIMS, &all),
         workers: workers.start::<Value>(client, PODS, &Scope::all().labels(&format!("app={}", names::APP))),
-        classes: classes.start::<Value>(client, CLASSES, &all),
-        drivers: Cache::<Meta>::builder().start::<Value>(client, DRIVERS, &all),
+        provisioners: provisioners(client, queue, &classes),
+        classes,
         profiles: profiles.start::<Value>(client, PROFILES, &all),
-        snapshot_classes: Cache::<SnapshotClass>::builder().start::<Value>(client, SNAPSHOT_CLASSES, &all),
         crons: Cache::<Cron>::builder()
             .on_change(move |change| {
                 polls.add(change.key.clone());
@@ -314,6 +322,35 @@ fn caches(client: &Client, queue: &Queue<Item>, polled: &Queue<Key>) -> Caches {
         settings: Cache::<Settings>::builder()
             .on_change(move |change| config(change.key))
             .start::<Value>(client, CONFIGS, &all),
+    }
+}
+
+/// Follows provisioners: their classes are looked at again.
+fn provisioners(client: &Client, queue: &Queue<Item>, classes: &Cache<Class>) -> Provisioners {
+    let all = Scope::all();
+    let (feed, known) = (queue.clone(), classes.clone());
+    let again = move |provisioner: &str| {
+        for (key, _) in known.all().into_iter().filter(|(_, class)| class.provisioner == provisioner) {
+            feed.add(Item::Class(key));
+        }
+    };
+    let (of_driver, of_node, of_snapshots) = (again.clone(), again.clone(), again);
+    Provisioners {
+        drivers: Cache::<CsiDriver>::builder()
+            .on_change(move |change| of_driver(change.key.name()))
+            .start::<Value>(client, DRIVERS, &all),
+        nodes: Cache::<CsiNode>::builder()
+            .on_change(move |change| {
+                let nodes = [change.before, change.after].into_iter().flatten();
+                nodes.flat_map(|node| node.drivers.keys()).for_each(|driver| of_node(driver));
+            })
+            .start::<Value>(client, CSI_NODES, &all),
+        snapshot_classes: Cache::<SnapshotClass>::builder()
+            .on_change(move |change| {
+                let classes = [change.before, change.after].into_iter().flatten();
+                classes.for_each(|class| of_snapshots(&class.driver));
+            })
+            .start::<Value>(client, SNAPSHOT_CLASSES, &all),
     }
 }
 
@@ -347,7 +384,14 @@ impl Controller {
     fn classes(&self) -> Classes {
         Classes {
             classes: self.caches.classes.all().into_iter().map(|(_, class)| (*class).clone()).collect(),
-            drivers: self.caches.drivers.all().into_iter().map(|(key, _)| key.name().to_owned()).collect(),
+            drivers: self
+                .caches
+                .provisioners
+                .drivers
+                .all()
+                .into_iter()
+                .map(|(key, _)| key.name().to_owned())
+                .collect(),
         }
     }
 
@@ -358,7 +402,7 @@ impl Controller {
         }
         let classes = self.classes();
         let profiles: Vec<(Class, Profile)> =
-            classes.classes.iter().map(|class| (class.clone(), self.profile(class, &classes))).collect();
+            classes.classes.iter().map(|class| (class.clone(), self.profile(class))).collect();
         metrics::write(
             page,
             &metrics::Observed {
@@ -384,11 +428,17 @@ impl Controller {
         images
     }
 
-    fn profile(&self, class: &Class, classes: &Classes) -> Profile {
+    fn profile(&self, class: &Class) -> Profile {
+        let Provisioners { drivers, nodes, snapshot_classes } = &self.caches.provisioners;
         let overrides = self.caches.profiles.get(&Key::cluster(&class.meta.name)).unwrap_or_default();
+        let driver = drivers.get(&Key::cluster(&class.provisioner)).map(|driver| {
+            // The table needs no inference.
+            let nodes = if profile::is_known(class) { Vec::new() } else { nodes.all() };
+            Driver::of(class, *driver, nodes.iter().map(|(_, node)| &**node))
+        });
         let snapshots: Vec<SnapshotClass> =
-            self.caches.snapshot_classes.all().into_iter().map(|(_, one)| (*one).clone()).collect();
-        Profile::of(class, &overrides, classes.has_driver(class), &snapshots)
+            snapshot_classes.all().into_iter().map(|(_, one)| (*one).clone()).collect();
+        Profile::of(class, &overrides, driver, &snapshots)
     }
 
     /// Whether the caches show the last own writes of a claim and its worker.

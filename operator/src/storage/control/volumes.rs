@@ -46,8 +46,7 @@ impl Controller {
             return Ok(Outcome::Done);
         }
         let (classes, settings) = (self.classes(), self.settings());
-        let profiles: Vec<Profile> =
-            classes.classes.iter().map(|class| self.profile(class, &classes)).collect();
+        let profiles: Vec<Profile> = classes.classes.iter().map(|class| self.profile(class)).collect();
         let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
         let mut claim = self.caches.claims.get(key);
         let (mut granted, mut size) = (None, None);

@@ -296,7 +296,7 @@ fn import(source: &Source) -> Option<(&'static str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::profile::{Overrides, SnapshotClass};
+    use crate::storage::profile::{Driver, Overrides, SnapshotClass};
 
     fn classes(provisioner: &str, driver: bool) -> Classes {
         let mut class = Class { provisioner: provisioner.into(), ..Class::default() };
@@ -310,7 +310,8 @@ mod tests {
 
     fn render_in(classes: &Classes, volume: &Value) -> Result<Value, Refusal> {
         let of = |class| {
-            Profile::of(class, &Overrides::default(), classes.has_driver(class), &[] as &[SnapshotClass])
+            let driver = classes.has_driver(class).then(Driver::default);
+            Profile::of(class, &Overrides::default(), driver, &[] as &[SnapshotClass])
         };
         let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
         let settings = Settings::default();
@@ -354,7 +355,8 @@ mod tests {
     #[test]
     fn a_detected_size_is_not_compared_with_the_source() {
         let classes = classes("rbd.csi.ceph.com", true);
-        let of = |class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]);
+        let driver = Some(Driver::default());
+        let of = |class| Profile::of(class, &Overrides::default(), driver, &[] as &[SnapshotClass]);
         let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
         let settings = Settings::default();
         let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
@@ -382,7 +384,8 @@ mod tests {
     #[test]
     fn a_users_claim_gets_what_the_profile_adds() {
         let classes = classes("rbd.csi.ceph.com", true);
-        let of = |class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]);
+        let driver = Some(Driver::default());
+        let of = |class| Profile::of(class, &Overrides::default(), driver, &[] as &[SnapshotClass]);
         let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
         let settings = Settings::default();
         let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };

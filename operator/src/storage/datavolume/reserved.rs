@@ -115,7 +115,7 @@ fn misbound(volume: &DataVolume, claim: &Claim) -> Plan {
 mod tests {
     use super::*;
     use crate::storage::class::Classes;
-    use crate::storage::profile::{Overrides, Profile, SnapshotClass};
+    use crate::storage::profile::{Driver, Overrides, Profile, SnapshotClass};
     use crate::storage::seen::Class;
     use crate::storage::settings::Settings;
 
@@ -149,7 +149,8 @@ mod tests {
         let mut class = Class { provisioner: "driver".into(), ..Class::default() };
         class.meta.name = "fast".into();
         let classes = Classes { classes: vec![class], drivers: ["driver".to_owned()].into() };
-        let of = |class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]);
+        let driver = Some(Driver::default());
+        let of = |class| Profile::of(class, &Overrides::default(), driver, &[] as &[SnapshotClass]);
         let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
         let settings = Settings::default();
         claim(volume, ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings }, volumes)

@@ -1,13 +1,15 @@
 //! The features of a storage class: StorageProfile.
 //!
 //! ```text
-//!  StorageClass ─► variant ─► table ─┐
-//!  CSIDriver, VolumeSnapshotClass ───┼─► Profile ─► claims that are rendered, clones, `status` of the StorageProfile
-//!  StorageProfile.spec (overrides) ──┘
+//!  StorageClass ─► variant ─► table ┐
+//!  CSIDriver, topology ─► infer ────┼─► Profile ─► claims that are rendered, clones, `status` of the StorageProfile
+//!  VolumeSnapshotClass ─────────────┤
+//!  StorageProfile.spec (overrides) ─┘
 //! ```
 //!
-//! A provisioner that the table does not know is inferred: every CSI driver mounts a ReadWriteOnce Filesystem volume.
+//! The properties of a provisioner that the table does not know are inferred; a condition names the facts.
 
+mod infer;
 mod render;
 mod table;
 mod variant;
@@ -16,6 +18,7 @@ use serde_json::Value;
 
 use crate::storage::seen::{Class, text, texts};
 
+pub use infer::{Driver, Reach};
 pub use render::status;
 
 /// Annotation of a StorageProfile: the smallest claim that the storage accepts.
@@ -132,7 +135,7 @@ pub enum Knowledge {
     Recognized,
     /// The provisioner is known, and the class's parameters name no variant of it.
     UnknownParameters,
-    /// Inferred: the provisioner is not in the table.
+    /// The provisioner is not in the table.
     Unknown,
 }
 
@@ -159,11 +162,23 @@ pub struct Profile {
     pub minimum: u64,
     /// Where the properties come from.
     pub knowledge: Knowledge,
+    /// The driver that they are inferred from, where they are.
+    pub inferred: Option<Driver>,
+}
+
+/// Whether the table has the properties of a class.
+pub fn is_known(class: &Class) -> bool {
+    table::properties(&variant::key(class)).is_some()
 }
 
 impl Profile {
-    /// The profile of a class. `has_driver`: whether its provisioner has a CSIDriver object.
-    pub fn of(class: &Class, overrides: &Overrides, has_driver: bool, snapshots: &[SnapshotClass]) -> Self {
+    /// The profile of a class. `driver`: its provisioner, if that has a CSIDriver object.
+    pub fn of(
+        class: &Class,
+        overrides: &Overrides,
+        driver: Option<Driver>,
+        snapshots: &[SnapshotClass],
+    ) -> Self {
         let key = variant::key(class);
         let known = table::properties(&key);
         let variants_only = known.is_none() && table::has_variants(&class.provisioner);
@@ -173,12 +188,9 @@ impl Profile {
             (None, true) => Knowledge::UnknownParameters,
             (None, false) => Knowledge::Unknown,
         };
-        let inferred = || match has_driver {
-            true => vec![Property { modes: vec!["ReadWriteOnce".to_owned()], block: false }],
-            false => Vec::new(),
-        };
+        let inferred = driver.filter(|_| overrides.properties.is_empty() && known.is_none());
         let properties = match overrides.properties.as_slice() {
-            [] => known.unwrap_or_else(inferred),
+            [] => known.or_else(|| inferred.map(Driver::properties)).unwrap_or_default(),
             properties => properties.to_vec(),
         };
         let fitting = || snapshots.iter().filter(|snapshot| snapshot.driver == class.provisioner);
@@ -204,6 +216,7 @@ impl Profile {
             snapshot_class,
             minimum: overrides.minimum.or_else(|| table::minimum(&key)).unwrap_or(0),
             knowledge,
+            inferred,
         }
     }
 
@@ -232,7 +245,8 @@ mod tests {
 
     #[test]
     fn known_provisioners_have_the_tables_properties() {
-        let profile = Profile::of(&class("rbd.csi.ceph.com"), &Overrides::default(), true, &[]);
+        let profile =
+            Profile::of(&class("rbd.csi.ceph.com"), &Overrides::default(), Some(Driver::default()), &[]);
         assert_eq!(
             (profile.properties.len(), profile.properties[0].block, profile.clone),
             (3, true, CloneStrategy::CsiClone)
@@ -246,7 +260,7 @@ mod tests {
 
     #[test]
     fn unknown_provisioners_are_inferred_from_driver_and_snapshot_classes() {
-        let none = Profile::of(&class("x.example"), &Overrides::default(), false, &[]);
+        let none = Profile::of(&class("x.example"), &Overrides::default(), None, &[]);
         assert_eq!(
             (none.properties.len(), none.clone, none.knowledge),
             (0, CloneStrategy::Copy, Knowledge::Unknown)
@@ -256,7 +270,8 @@ mod tests {
             snapshot("a", "x.example", false),
             snapshot("b", "x.example", true),
         ];
-        let csi = Profile::of(&class("x.example"), &Overrides::default(), true, &snapshots);
+        let csi =
+            Profile::of(&class("x.example"), &Overrides::default(), Some(Driver::default()), &snapshots);
         assert_eq!(
             (csi.clone, csi.snapshot_class.as_str(), csi.properties.len()),
             (CloneStrategy::Snapshot, "b", 1)
@@ -274,7 +289,8 @@ mod tests {
         let mut class = class("rbd.csi.ceph.com");
         class.meta.annotations.insert(CLONE_STRATEGY.into(), "snapshot".into());
         let snapshots = [snapshot("b", "rbd.csi.ceph.com", true), snapshot("a", "rbd.csi.ceph.com", false)];
-        let profile = Profile::of(&class, &overrides, true, &snapshots);
+        let driver = Some(Driver::default());
+        let profile = Profile::of(&class, &overrides, driver, &snapshots);
         assert_eq!(
             (profile.properties.len(), profile.clone, profile.minimum),
             (1, CloneStrategy::Copy, 2 << 30)
@@ -282,8 +298,8 @@ mod tests {
         assert_eq!((profile.snapshot_class.as_str(), profile.cron_snapshots), ("a", true));
         assert_eq!((profile.cron_snapshot_class.as_str(), profile.cron_once), ("b", true));
         let unknown = Overrides { cron_snapshot_class: "none".into(), ..overrides };
-        assert_eq!(Profile::of(&class, &unknown, true, &snapshots).cron_snapshot_class, "a");
-        let annotated = Profile::of(&class, &Overrides::default(), true, &snapshots);
+        assert_eq!(Profile::of(&class, &unknown, driver, &snapshots).cron_snapshot_class, "a");
+        let annotated = Profile::of(&class, &Overrides::default(), driver, &snapshots);
         assert_eq!((annotated.clone, annotated.snapshot_class.as_str()), (CloneStrategy::Snapshot, "b"));
     }
 }

@@ -24,6 +24,8 @@ pub struct Class {
     pub waits_for_consumer: bool,
     /// Whether claims may grow.
     pub expands: bool,
+    /// The keys of its allowedTopologies.
+    pub topology_keys: Vec<String>,
 }
 
 impl Class {
@@ -59,13 +61,30 @@ impl From<&Value> for Class {
             parameters: map(&object["parameters"]),
             waits_for_consumer: object["volumeBindingMode"] == "WaitForFirstConsumer",
             expands: object["allowVolumeExpansion"] == true,
+            topology_keys: topology_keys(&object["allowedTopologies"]),
         }
     }
 }
 
+fn topology_keys(terms: &Value) -> Vec<String> {
+    let terms = terms.as_array().into_iter().flatten();
+    let all = terms.flat_map(|term| term["matchLabelExpressions"].as_array().into_iter().flatten());
+    all.map(|one| text(&one["key"])).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn keys_of_all_terms_of_a_topology_are_read() {
+        let term = |key: &str| json!({"matchLabelExpressions": [{"key": key, "values": ["a"]}]});
+        let class = json!({"provisioner": "x", "allowedTopologies": [term("zone"), term("node")]});
+        assert_eq!(Class::from(&class).topology_keys, ["zone", "node"]);
+        assert!(Class::from(&json!({"provisioner": "x"})).topology_keys.is_empty());
+    }
 
     #[test]
     fn classes_of_the_kernels_rbd_client_bounce_by_their_option() {

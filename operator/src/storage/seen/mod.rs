@@ -7,6 +7,7 @@
 pub mod claim;
 pub mod class;
 pub mod data_volume;
+mod driver;
 mod meta;
 pub mod snapshot;
 pub mod source;
@@ -17,6 +18,7 @@ pub mod worker;
 pub use claim::Claim;
 pub use class::Class;
 pub use data_volume::DataVolume;
+pub use driver::{CsiDriver, CsiNode};
 pub use meta::{Condition, Meta, Owner, conditions, map, text, texts};
 pub use snapshot::Snapshot;
 pub use source::Source;

@@ -38,6 +38,8 @@ impl Controller {
                 return outcome;
             }
         }
+        let name = &volume.metadata.name;
+        self.report(claim, Type::Normal, "Resizing", &format!("External resizer is resizing volume {name}"));
         let request = ControllerExpandVolumeRequest {
             volume_id: csi.volume_handle.clone(),
             capacity_range: Some(CapacityRange {
@@ -89,9 +91,7 @@ impl Controller {
         if let Err(outcome) = self.write(claim, &done).await {
             return outcome;
         }
-        let name = &volume.metadata.name;
-        let text = format!("Resize volume {name} succeeded");
-        self.report(claim, Type::Normal, "VolumeResizeSuccessful", &text);
+        self.report(claim, Type::Normal, "VolumeResizeSuccessful", "Resize volume succeeded");
         tracing::info!(volume = %name, bytes = size, "volume expanded");
         Outcome::Done
     }

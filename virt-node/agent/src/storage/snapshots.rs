@@ -23,7 +23,8 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time until a snapshot that no node had is looked for again.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Reason and text of the event when a snapshot cannot be made.
+/// Reason and text of the event when the first attempt to make a snapshot fails, and of later ones.
+const NOT_CREATED: (&str, &str) = ("SnapshotCreationFailed", "Failed to create snapshot");
 const FAILED: (&str, &str) =
     ("SnapshotContentCheckandUpdateFailed", "Failed to check and update snapshot content");
 
@@ -51,7 +52,8 @@ impl Controller {
     }
 
     async fn create_snapshot(&self, key: &Key, content: &Content, volume: &str) -> Outcome {
-        self.create_content(key, content, FAILED, async |parameters| {
+        let failed = if content.status.is_none() { NOT_CREATED } else { FAILED };
+        self.create_content(key, content, failed, async |parameters| {
             let request = content::request(content, volume, &parameters);
             let made = self.driver.controller().create_snapshot(request).await?;
             let made = made.into_inner().snapshot.unwrap_or_default();

@@ -6,7 +6,7 @@ use super::*;
 use crate::storage::action::{Action, Kind};
 use crate::storage::clone::authorize::Origin;
 use crate::storage::names;
-use crate::storage::profile::{CloneStrategy, Overrides, Profile, SnapshotClass};
+use crate::storage::profile::{CloneStrategy, Driver, Overrides, Profile, SnapshotClass};
 use crate::storage::seen::worker::State;
 use crate::storage::seen::{Class, Snapshot, Volume, Worker};
 
@@ -84,7 +84,7 @@ impl<'a> Case<'a> {
     fn plan(&self) -> Plan {
         let class = class();
         let snapshots = [SnapshotClass { name: "s".into(), driver: "driver".into(), is_default: true }];
-        let profile = Profile::of(&class, &Overrides::default(), true, &snapshots);
+        let profile = Profile::of(&class, &Overrides::default(), Some(Driver::default()), &snapshots);
         let golden = volume("golden-pv", "golden");
         let origin = Origin {
             namespace: self.namespace.into(),
