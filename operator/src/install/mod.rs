@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 
 pub(crate) use related::RELATED;
 
-use crate::defaults::{CNI_DIRECTORY, IMAGE, NAMESPACE};
+use crate::defaults::{CNI_DIRECTORY, IMAGE, KUBELET_DIRECTORY, NAMESPACE};
 
 /// Label that all Services of the operator select.
 const OPERATOR: (&str, &str) = ("app", OPERATOR_DEPLOYMENT);
@@ -65,6 +65,8 @@ pub struct Settings {
     pub sidecars: bool,
     /// The nodes' directory of network plugins.
     pub cni_directory: String,
+    /// The kubelet's directory on nodes, without a slash at its end.
+    pub kubelet_directory: String,
     /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions VMs of all namespaces may use; `*`: all.
     pub shared_networks: String,
     /// VMs that the cluster is to hold; the operator's memory request follows ([`Settings::operator_memory`]).
@@ -81,6 +83,7 @@ impl Default for Settings {
             clients_claim: String::new(),
             sidecars: false,
             cni_directory: CNI_DIRECTORY.to_owned(),
+            kubelet_directory: KUBELET_DIRECTORY.to_owned(),
             shared_networks: String::new(),
             machines: 1000,
         }
