@@ -15,6 +15,9 @@ pub(super) const WORKERS: [&str; 2] = [
 /// Installed objects of kinds that others make too.
 const INSTALLED: &str = "app.kubernetes.io/part-of=ferrovirt";
 
+/// Container of the node agent, and value of its pods' label `kubevirt.io`.
+const AGENT: &str = "virt-handler";
+
 /// Objects that are listed.
 #[derive(Debug)]
 pub(super) struct Collection {
@@ -168,6 +171,18 @@ pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
     vec![of("dumpxml"), of("domstats")]
 }
 
+/// API path and file of the network of a node, as its agent sees it.
+pub(super) fn network(pod: &Value) -> Option<(String, PathBuf)> {
+    let metadata = &pod["metadata"];
+    let (namespace, name) = (metadata["namespace"].as_str()?, metadata["name"].as_str()?);
+    let node = pod["spec"]["nodeName"].as_str()?;
+    if pod["status"]["phase"] != "Running" || metadata["labels"]["kubevirt.io"] != AGENT {
+        return None;
+    }
+    let path = exec::path(namespace, name, AGENT, &["virt-agent", "--show-network"]);
+    Some((path, PathBuf::from("nodes").join(file_name(node)).join("network.json")))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -251,6 +266,31 @@ mod tests {
         assert_eq!(all.len(), 2);
         assert!(domain(&pod("Succeeded", "virt-launcher")).is_empty());
         assert!(domain(&pod("Running", "hotplug-disk")).is_empty());
+    }
+
+    #[test]
+    fn agents_that_run_are_asked_for_the_network_of_their_node() {
+        let installed = crate::install::manifests(&crate::install::Settings::default());
+        let set = installed.iter().find(|one| one["kind"] == "DaemonSet").unwrap();
+        let template = &set["spec"]["template"];
+        let containers = template["spec"]["containers"].as_array().unwrap();
+        assert!(containers.iter().any(|one| one["name"] == AGENT), "{containers:?}");
+        let pod = |phase: &str, node: Option<&str>| {
+            json!({
+                "metadata": {"namespace": "ns", "name": "virt-handler-x", "labels": template["metadata"]["labels"]},
+                "spec": {"nodeName": node},
+                "status": {"phase": phase},
+            })
+        };
+        let (path, file) = network(&pod("Running", Some("node1"))).unwrap();
+        assert_eq!(
+            path,
+            "/api/v1/namespaces/ns/pods/virt-handler-x/exec?container=virt-handler&stdout=true&stderr=true\
+             &command=virt-agent&command=--show-network"
+        );
+        assert_eq!(file, PathBuf::from("nodes/node1/network.json"));
+        assert_eq!(network(&pod("Pending", Some("node1"))), None);
+        assert_eq!(network(&pod("Running", None)), None);
     }
 
     #[test]

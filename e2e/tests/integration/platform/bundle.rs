@@ -91,6 +91,15 @@ fn a_support_bundle_has_objects_and_logs_of_transfers_and_no_content_of_a_secret
     assert!(domain.contains(&format!("<name>{namespace}_vm</name>")), "{domain}");
     let mut all = Vec::new();
     files(&root, &mut all);
+    let networks: Vec<&PathBuf> = all.iter().filter(|file| file.ends_with("network.json")).collect();
+    assert!(!networks.is_empty(), "{all:?}");
+    for file in networks {
+        let network: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        let links = network["links"]["entries"].as_array().unwrap_or_else(|| panic!("{network}"));
+        assert!(links.iter().any(|link| link["name"] == "lo"), "{network}");
+        let failed = network.as_object().unwrap().values().find(|list| !list["error"].is_null());
+        assert_eq!(failed, None);
+    }
     let encoded = BASE64_STANDARD.encode(PASSWORD);
     for file in &all {
         let text = String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned();
