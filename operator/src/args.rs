@@ -136,6 +136,9 @@ pub struct Manifests {
     /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to default; *: all
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
     pub shared_network_namespaces: Vec<String>,
+    /// Leave the roles kubevirt.io:view, edit and admin out of the cluster's roles of these names, for administrators to bind
+    #[arg(long)]
+    pub manual_roles: bool,
     /// VMs that the cluster is to hold. The operator asks for 64 MiB of memory for up to 1000, and 64 MiB more for each
     /// further 9000
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]

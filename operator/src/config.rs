@@ -108,6 +108,7 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         cni_directory,
         kubelet_directory: kubelet,
         shared_network_namespaces,
+        manual_roles,
         machines,
         custom_resources: _,
     } = arguments;
@@ -135,6 +136,7 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         cni_directory: cni_directory.clone(),
         kubelet_directory: kubelet_directory(kubelet)?,
         shared_networks: shared_network_namespaces.join(","),
+        manual_roles: *manual_roles,
         machines: *machines,
     })
 }

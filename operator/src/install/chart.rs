@@ -9,7 +9,7 @@
 use serde_json::{Value, json};
 
 use super::node::{CAPABILITIES, agent, capabilities_security};
-use super::{Settings, accounts, manifests, roles, uninstall_hooks, workloads, yaml};
+use super::{Settings, accounts, manifests, roles, uninstall_hooks, user_roles, workloads, yaml};
 
 /// Marks: what stands between them is a word of [`expression`].
 const MARK: &str = "@@";
@@ -71,6 +71,11 @@ fn mark(object: &mut Value) {
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
     if kind == "CustomResourceDefinition" {
         object["metadata"]["annotations"]["helm.sh/resource-policy"] = json!("keep");
+    }
+    for (role, to) in user_roles::COMPUTE {
+        if kind == "ClusterRole" && object["metadata"]["name"] == role {
+            object["metadata"]["labels"][format!("{}{to}", user_roles::AGGREGATE)] = word("aggregate-roles");
+        }
     }
     if kind != "Deployment" && kind != "DaemonSet" {
         return;
@@ -147,6 +152,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
         "cniDirectory": crate::defaults::CNI_DIRECTORY,
         "kubeletDirectory": crate::defaults::KUBELET_DIRECTORY,
         "sharedNetworkNamespaces": [],
+        "aggregateRoles": true,
         "resources": resources,
         "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
         "ingress": {"enabled": false, "className": "", "host": "", "downloadsHost": "", "tlsSecret": "", "annotations": {}},
@@ -162,6 +168,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
          # cniDirectory: the nodes' directory of network plugins; /var/lib/cni/bin on OpenShift\n\
          # kubeletDirectory: the kubelet's directory on nodes, without a slash at its end; /var/lib/k0s/kubelet with k0s\n\
          # sharedNetworkNamespaces: VMs of all namespaces may use their NetworkAttachmentDefinitions; [\"*\"]: all\n\
+         # aggregateRoles: false leaves kubevirt.io:view, edit and admin out of the cluster's roles of these names\n\
          # placement: of the control plane\n\
          # ingress: makes the upload proxy, and client downloads by downloadsHost, reachable from outside\n{text}\n"
     ))
@@ -198,6 +205,7 @@ fn expression(word: &str) -> String {
         _ if word == "cni-directory" => CNI_DIRECTORY.to_owned(),
         _ if word == "kubelet-directory" => KUBELET_DIRECTORY.to_owned(),
         _ if word == "shared-networks" => SHARED_NETWORKS.to_owned(),
+        _ if word == "aggregate-roles" => AGGREGATE_ROLES.to_owned(),
         _ if word == "runbooks" => "{{ .Values.runbookUrlTemplate }}".to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
         _ if word == "emulation-security" => by_emulation(&[true, false].map(capabilities_security)),
@@ -250,6 +258,7 @@ const KUBELET_DIRECTORY: &str = "{{ .Values.kubeletDirectory }}";
 /// Lists of the agent's DaemonSet that differ by the kubelet's directory.
 const KUBELET_LISTS: [&str; 2] =
     ["/spec/template/spec/volumes", "/spec/template/spec/containers/0/volumeMounts"];
+const AGGREGATE_ROLES: &str = "{{ .Values.aggregateRoles }}";
 const SHARED_NETWORKS: &str = "{{ join \",\" .Values.sharedNetworkNamespaces }}";
 
 /// The volume of supplied clients, in the flow style of YAML.
@@ -364,6 +373,7 @@ mod tests {
             ("{{ .Values.runbookUrlTemplate }}", ""),
             (CNI_DIRECTORY, crate::defaults::CNI_DIRECTORY),
             (KUBELET_DIRECTORY, kubelet),
+            (AGGREGATE_ROLES, "true"),
             // As it stands in a quoted text of YAML.
             (SHARED_NETWORKS, ""),
             ("{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}", "[]"),
@@ -477,6 +487,7 @@ mod tests {
         let all = files("1.0.0").unwrap();
         let values: Value = serde_saphyr::from_str(file(&all, "values.yaml")).unwrap();
         assert_eq!(values["image"], crate::defaults::IMAGE);
+        assert_eq!(values["aggregateRoles"], true);
         assert_eq!(values["resources"]["operator"]["requests"]["memory"], "64Mi");
         assert!(file(&all, "Chart.yaml").contains("version: 1.0.0"));
     }

@@ -69,6 +69,8 @@ pub struct Settings {
     pub kubelet_directory: String,
     /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions VMs of all namespaces may use; `*`: all.
     pub shared_networks: String,
+    /// Whether administrators bind `kubevirt.io:view`, `edit` and `admin`: these are not part of the cluster's roles.
+    pub manual_roles: bool,
     /// VMs that the cluster is to hold; the operator's memory request follows ([`Settings::operator_memory`]).
     pub machines: u32,
 }
@@ -85,6 +87,7 @@ impl Default for Settings {
             cni_directory: CNI_DIRECTORY.to_owned(),
             kubelet_directory: KUBELET_DIRECTORY.to_owned(),
             shared_networks: String::new(),
+            manual_roles: false,
             machines: 1000,
         }
     }
@@ -124,7 +127,7 @@ pub fn manifests(settings: &Settings) -> Vec<Value> {
     all.extend(accounts::accounts(settings));
     all.push(flow::schema(settings));
     all.extend(roles::roles(settings));
-    all.extend(user_roles::roles());
+    all.extend(user_roles::roles(settings));
     all.extend(policies::policies(settings));
     all.extend(network_policies::policies(settings));
     all.extend(services::services(settings));
