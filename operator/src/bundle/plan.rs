@@ -15,6 +15,8 @@ pub(super) const WORKERS: [&str; 2] = [
 /// Installed objects of kinds that others make too.
 const INSTALLED: &str = "app.kubernetes.io/part-of=ferrovirt";
 
+/// ControllerRevisions of instance types and preferences.
+const REVISIONS: &str = "instancetype.kubevirt.io/object-uid";
 /// Container of the node agent, and value of its pods' label `kubevirt.io`.
 const AGENT: &str = "virt-handler";
 
@@ -72,6 +74,8 @@ pub(super) fn everywhere() -> Vec<Collection> {
             ..of_cluster("rbac.authorization.k8s.io", "v1", "clusterrolebindings")
         },
         Collection { labels: INSTALLED, ..of_cluster("flowcontrol.apiserver.k8s.io", "v1", "flowschemas") },
+        Collection { labels: REVISIONS, ..namespaced("apps", "v1", "controllerrevisions") },
+        namespaced("", "v1", "resourcequotas"),
         namespaced("storage.k8s.io", "v1", "csistoragecapacities"),
         namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
         of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses"),
@@ -98,6 +102,7 @@ pub(super) fn of_platform() -> Vec<Collection> {
         namespaced("discovery.k8s.io", "v1", "endpointslices"),
         namespaced("monitoring.coreos.com", "v1", "prometheusrules"),
         namespaced("monitoring.coreos.com", "v1", "servicemonitors"),
+        namespaced("networking.k8s.io", "v1", "ingresses"),
         namespaced("networking.k8s.io", "v1", "networkpolicies"),
         namespaced("policy", "v1", "poddisruptionbudgets"),
         namespaced("rbac.authorization.k8s.io", "v1", "roles"),
@@ -198,6 +203,10 @@ mod tests {
         let names: BTreeSet<&str> = all.iter().chain(&of_platform()).map(|one| one.name).collect();
         for definition in api::definition::ALL {
             assert!(names.contains(definition.plural), "{}", definition.plural);
+        }
+        // What keeps a guest from its size and from starting, and uploads from their server.
+        for name in ["controllerrevisions", "resourcequotas", "ingresses"] {
+            assert!(names.contains(name), "{name}");
         }
         assert!(!names.contains("secrets") && all.iter().all(|one| one.name != "configmaps"));
     }
