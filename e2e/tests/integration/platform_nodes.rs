@@ -31,6 +31,7 @@ fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_t
     pools::follow_their_object();
     volumes::are_served_in_little_memory();
     hyperconverged::valid_objects_become_available();
+    hyperconverged::deleted_children_come_back();
     install::rounds_leave_nothing_behind();
     nodes::outlive_their_node();
 }
