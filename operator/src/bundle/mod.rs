@@ -3,7 +3,7 @@
 //! ```text
 //!  plan: collections ─► list ─► redact ─► DIR/namespaces/NS/KIND/NAME.yaml, DIR/cluster/KIND/NAME.yaml
 //!        pods of the platform, of guests and of transfers ─► logs ─► DIR/namespaces/NS/pods/NAME/CONTAINER.log
-//!        launchers of guests that run ─► exec ─► DIR/namespaces/NS/pods/NAME/virsh-VERB.txt
+//!        launchers of guests that run ─► exec ─► DIR/namespaces/NS/pods/NAME/virsh-VERB.txt, qemu.log
 //!        node agents ─► exec ─► DIR/nodes/NODE/network.json
 //! ```
 //!

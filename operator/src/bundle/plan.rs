@@ -15,6 +15,8 @@ pub(super) const WORKERS: [&str; 2] = [
 /// Installed objects of kinds that others make too.
 const INSTALLED: &str = "app.kubernetes.io/part-of=ferrovirt";
 
+/// Bytes of QEMU's log.
+const QEMU_LOG_BYTES: &str = "1048576";
 /// ControllerRevisions of instance types and preferences.
 const REVISIONS: &str = "instancetype.kubevirt.io/object-uid";
 /// Container of the node agent, and value of its pods' label `kubevirt.io`.
@@ -154,7 +156,8 @@ pub(super) fn logs(pod: &Value, bytes: u32) -> Vec<(String, PathBuf)> {
     all
 }
 
-/// API paths and files of what the launcher of a guest that runs reports: its domain, as libvirt has it, and its counters.
+/// API paths and files of what the launcher of a guest that runs reports: its domain, as libvirt has it, its counters,
+/// and the end of QEMU's log.
 pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
     let metadata = &pod["metadata"];
     let (Some(namespace), Some(name), Some(domain)) = (
@@ -173,7 +176,9 @@ pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
         let path = exec::path(namespace, name, "compute", &["virsh", verb, &domain]);
         (path, directory.join(format!("virsh-{verb}.txt")))
     };
-    vec![of("dumpxml"), of("domstats")]
+    let log = format!("{}/libvirt/qemu/log/{domain}.log", virt::pod::PRIVATE);
+    let log = exec::path(namespace, name, "compute", &["tail", "-c", QEMU_LOG_BYTES, &log]);
+    vec![of("dumpxml"), of("domstats"), (log, directory.join("qemu.log"))]
 }
 
 /// API path and file of the network of a node, as its agent sees it.
@@ -272,7 +277,12 @@ mod tests {
              &command=virsh&command=dumpxml&command=ns_vm"
         );
         assert_eq!(file, &PathBuf::from("namespaces/ns/pods/virt-launcher-vm-x/virsh-dumpxml.txt"));
-        assert_eq!(all.len(), 2);
+        assert_eq!(all.len(), 3);
+        let (path, file) = &all[2];
+        let command = "&command=tail&command=-c&command=1048576\
+                       &command=/var/run/kubevirt-private/libvirt/qemu/log/ns_vm.log";
+        assert!(path.ends_with(command), "{path}");
+        assert!(file.ends_with("virt-launcher-vm-x/qemu.log"), "{}", file.display());
         assert!(domain(&pod("Succeeded", "virt-launcher")).is_empty());
         assert!(domain(&pod("Running", "hotplug-disk")).is_empty());
     }

@@ -89,6 +89,9 @@ fn a_support_bundle_has_objects_and_logs_of_transfers_and_no_content_of_a_secret
     let domain = root.join(format!("namespaces/{namespace}/pods/{launcher}/virsh-dumpxml.txt"));
     let domain = fs::read_to_string(&domain).unwrap_or_else(|error| panic!("{}: {error}", domain.display()));
     assert!(domain.contains(&format!("<name>{namespace}_vm</name>")), "{domain}");
+    let log = root.join(format!("namespaces/{namespace}/pods/{launcher}/qemu.log"));
+    let log = fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+    assert!(log.contains("qemu-system"), "{log}");
     let mut all = Vec::new();
     files(&root, &mut all);
     let networks: Vec<&PathBuf> = all.iter().filter(|file| file.ends_with("network.json")).collect();
