@@ -67,10 +67,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Prints the node's network.
+/// Prints the node's network and those of its guests.
 fn show_network() -> Result<()> {
     let namespace = link::Namespace::open(&networks::Node::default().network)?;
-    let found = network::show(&namespace)?;
+    let mut found = network::show(&namespace)?;
+    found["guests"] = network::guests()?.into();
     serde_json::to_writer(std::io::stdout().lock(), &found)
         .map_err(|error| Error::system("cannot print the node's network", error))
 }

@@ -1,5 +1,5 @@
-//! The node's network as JSON, for support bundles: links, VLANs of ports, addresses that bridges have fixed, addresses, routes,
-//! and the packet filter's tables of the network plugins.
+//! The node's network and those of its guests' pods as JSON, for support bundles: links, VLANs of ports, addresses that
+//! bridges have fixed, addresses, routes, and the packet filter's tables of the network plugins.
 //!
 //! Not here: keys of tunnels, rules of other programs, and the conditions of rules.
 
@@ -12,9 +12,12 @@ use link::{Mac, Namespace};
 use serde_json::{Value, json};
 
 use crate::error::Result;
+use crate::pods::process;
 
 /// Most entries of a list; of those beyond, the number is shown.
 const MOST: usize = 1024;
+/// Most guests.
+const GUESTS: usize = 128;
 /// Tables of the packet filter that the network plugins make.
 const TABLES: [Table; 3] =
     [Table { family: BRIDGE, name: "nat" }, PINS, Table { family: INET, name: "cni_plugins_masquerade" }];
@@ -43,6 +46,34 @@ pub(crate) fn show(namespace: &Namespace) -> Result<Value> {
             "pins": list(pins(&mut filter)),
         }))
     })
+}
+
+/// The networks of launchers' pods, by namespace and name of the instance. A launcher that ends meanwhile is left out.
+pub(crate) fn guests() -> Result<Vec<Value>> {
+    let mut all = Vec::new();
+    for process in process::all()? {
+        let words = process.command_line().unwrap_or_default();
+        let Some((namespace, name)) = instance(&words) else { continue };
+        let Ok(Some(network)) = Namespace::find(&process.network()) else { continue };
+        if let Ok(network) = show(&network) {
+            all.push(json!({"namespace": namespace, "name": name, "network": network}));
+        }
+        if all.len() == GUESTS {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// Namespace and name of the instance whose launcher has this command line.
+fn instance(words: &[String]) -> Option<(&str, &str)> {
+    let after = |option: &str| {
+        let at = words.iter().position(|word| word == option)?;
+        words.get(at + 1).map(String::as_str)
+    };
+    let program = words.first()?.rsplit('/').next()?;
+    let is_launcher = program == "virt-launcher" && words.iter().any(|word| word == "--pod");
+    is_launcher.then(|| Some((after("--namespace")?, after("--name")?))).flatten()
 }
 
 /// The first entries and the number of the rest, or the reason why there are none.
@@ -209,6 +240,8 @@ fn address_of(bytes: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::error::Error;
 
@@ -275,6 +308,52 @@ mod tests {
             (&json!("p0"), &json!("192.0.2.9"), &json!("ours"))
         );
         assert!(!found.to_string().contains("others"), "tables of other programs");
+    }
+
+    #[test]
+    fn launchers_are_known_by_their_command_line() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let run =
+            "/usr/bin/virt-launcher run /var/run/kubevirt-private --pod --name vm --uid u --namespace ns";
+        assert_eq!(instance(&words(run)), Some(("ns", "vm")));
+        for line in
+            ["", "virt-launcher worker /x", "tail --pod --name vm --namespace ns", "virt-launcher run --pod"]
+        {
+            assert_eq!(instance(&words(line)), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn guests_have_the_network_of_their_pod() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pod");
+        let (namespace, _) = Namespace::create(&path).unwrap();
+        let name = format!("vm{}", std::process::id());
+        let line =
+            format!("exec -a virt-launcher bash -c 'read -r' run /x --pod --name {name} --namespace ns");
+        let start = || {
+            let ip = std::process::Command::new("ip").args(["link", "add", "net1", "type", "dummy"]).status();
+            assert!(ip.unwrap().success());
+            let mut command = std::process::Command::new("bash");
+            Ok::<_, Error>(command.args(["-c", &line]).stdin(std::process::Stdio::piped()).spawn().unwrap())
+        };
+        let mut launcher = namespace.on_a_thread(start).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let found = loop {
+            let all = guests().unwrap();
+            if let Some(found) = all.into_iter().find(|one| one["name"] == name.as_str()) {
+                break found;
+            }
+            assert_eq!(launcher.try_wait().unwrap(), None, "it waits for its input");
+            assert!(Instant::now() < deadline, "it is not found");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        Namespace::remove(&path).unwrap();
+        assert_eq!(found["namespace"], "ns");
+        let links = found["network"]["links"]["entries"].as_array().unwrap();
+        assert!(links.iter().any(|link| link["name"] == "net1"), "{found}");
     }
 
     #[test]
