@@ -46,7 +46,7 @@ pub fn claim(cache: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// The folders in a folder whose names begin with one of these texts.
+/// The folders in a folder with names that begin with one of these texts.
 fn begin_with(folder: &Path, texts: &[&str]) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

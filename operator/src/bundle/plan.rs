@@ -209,7 +209,7 @@ mod tests {
         for definition in api::definition::ALL {
             assert!(names.contains(definition.plural), "{}", definition.plural);
         }
-        // What keeps a guest from its size and from starting, and uploads from their server.
+        // The sizes of guests, limits that keep them from starting, and the way of uploads into the cluster.
         for name in ["controllerrevisions", "resourcequotas", "ingresses"] {
             assert!(names.contains(name), "{name}");
         }

@@ -638,7 +638,7 @@ pub(crate) fn deleted_children_come_back() {
         let counted = || metric("kubevirt_hco_out_of_band_modifications_total", &label).unwrap_or(0);
         let (before, count) = (uid(), counted());
         PLACE.kubectl(&["-n", PLATFORM, "delete", name, "--wait=false"]).unwrap();
-        // What its finalizers wait for is gone first.
+        // The time in which its finalizers hold it does not count.
         let mut seen = Instant::now();
         PLACE.until(PLATFORM, &format!("{kind} is there again"), || {
             let now = uid();

@@ -48,7 +48,7 @@ pub(crate) fn show(namespace: &Namespace) -> Result<Value> {
     })
 }
 
-/// The networks of launchers' pods, by namespace and name of the instance. A launcher that ends meanwhile is left out.
+/// The networks of launchers' pods, by namespace and name of the instance. A launcher that has ended is left out.
 pub(crate) fn guests() -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for process in process::all()? {
@@ -65,7 +65,7 @@ pub(crate) fn guests() -> Result<Vec<Value>> {
     Ok(all)
 }
 
-/// Namespace and name of the instance whose launcher has this command line.
+/// Namespace and name of the instance in a launcher's command line.
 fn instance(words: &[String]) -> Option<(&str, &str)> {
     let after = |option: &str| {
         let at = words.iter().position(|word| word == option)?;
