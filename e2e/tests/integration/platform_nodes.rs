@@ -33,5 +33,6 @@ fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_t
     hyperconverged::valid_objects_become_available();
     hyperconverged::deleted_children_come_back();
     install::rounds_leave_nothing_behind();
+    install::kubevirt_and_cdi_work_alone();
     nodes::outlive_their_node();
 }
