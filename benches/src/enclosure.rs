@@ -5,13 +5,14 @@
 //!  bench ─► setpriv --pdeathsig ─► unshare --kill-child ─► bench, the first process of its namespace ─► rows
 //! ```
 //!
-//! Not here: the rows. A bench of a user other than root has no namespaces: its rows mount nothing.
+//! Not here: the rows. Users other than root, and root in most containers, may not make namespaces: their benches have none, and
+//! their rows mount nothing.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, getpid};
@@ -26,6 +27,11 @@ const IMAGES: &str = "images-";
 /// Whether this process is the first of its namespace.
 pub fn is_inside() -> bool {
     getpid() == Pid::INIT
+}
+
+/// Whether this user may make the namespaces.
+pub fn is_possible() -> bool {
+    enclosed(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
 /// Claims the cache for as long as the file is open, and removes what an earlier bench left in it.
@@ -120,7 +126,6 @@ pub fn hide() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead as _, BufReader, Read as _};
-    use std::process::Stdio;
     use std::sync::mpsc;
     use std::time::Duration;
 

@@ -61,7 +61,7 @@ fn main() -> Result<ExitCode> {
         None
     } else {
         let claimed = enclosure::claim(&cache)?;
-        if rustix::process::geteuid().is_root() {
+        if enclosure::is_possible() {
             return enclosure::run();
         }
         Some(claimed)
