@@ -1,12 +1,12 @@
-//! The bench in process and mount namespaces of its own: guests, drivers, servers and mounts end with it, however it is ended.
-//! The files of a bench that was killed are removed at the start of the next one.
+//! The bench in process and mount namespaces of its own: guests, drivers, servers and mounts end with it, however it is
+//! ended. The files of a bench that was killed are removed at the start of the next one.
 //!
 //! ```text
 //!  bench ─► setpriv --pdeathsig ─► unshare --kill-child ─► bench, the first process of its namespace ─► rows
 //! ```
 //!
-//! Not here: the rows. Users other than root, and root in most containers, may not make namespaces: their benches have none, and
-//! their rows mount nothing.
+//! Not here: the rows. Users other than root, and root in most containers, may not make namespaces: their benches have
+//! none, and their rows mount nothing.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::ErrorKind;
@@ -106,8 +106,8 @@ fn enclosed(program: &Path) -> Command {
     command
 }
 
-/// Hides names of network namespaces, which would stay as files, and the bus: libvirt's daemon would give systemd the numbers
-/// that processes have inside.
+/// Hides names of network namespaces, which would stay as files, and the bus: libvirt's daemon would give systemd the
+/// numbers that processes have inside.
 ///
 /// # Errors
 /// A mount fails.

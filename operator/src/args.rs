@@ -86,7 +86,12 @@ pub struct Run {
     #[arg(long, env = "SCALE", action = clap::ArgAction::Set, num_args = 0..=1, default_value = "false", default_missing_value = "true")]
     pub scale: bool,
     /// The kubelet's directory on nodes, for the CSI driver; virt-agent has its own
-    #[arg(long, env = "KUBELET_DIRECTORY", value_name = "DIRECTORY", default_value = crate::defaults::KUBELET_DIRECTORY)]
+    #[arg(
+        long,
+        env = "KUBELET_DIRECTORY",
+        value_name = "DIRECTORY",
+        default_value = crate::defaults::KUBELET_DIRECTORY
+    )]
     pub kubelet_directory: String,
     /// URL of the pages about alerts; %s stands for an alert's name. Without one, alerts that upstream has lead to upstream's
     #[arg(long, env = "RUNBOOK_URL_TEMPLATE", value_name = "URL")]
@@ -136,7 +141,8 @@ pub struct Manifests {
     /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to default; *: all
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
     pub shared_network_namespaces: Vec<String>,
-    /// Leave the roles kubevirt.io:view, edit and admin out of the cluster's roles of these names, for administrators to bind
+    /// Leave the roles kubevirt.io:view, edit and admin out of the cluster's roles of these names, for administrators to
+    /// bind
     #[arg(long)]
     pub manual_roles: bool,
     /// VMs that the cluster is to hold. The operator asks for 64 MiB of memory for up to 1000, and 64 MiB more for each

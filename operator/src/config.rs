@@ -44,8 +44,8 @@ impl Config {
     /// Checks what was typed.
     ///
     /// # Errors
-    /// [`Kind::Usage`] for unknown areas, a template without `{program}` or `%s`, an invalid namespace, and a directory that
-    /// the kubelet cannot have.
+    /// [`Kind::Usage`] for unknown areas, a template without `{program}` or `%s`, an invalid namespace, and a directory
+    /// that the kubelet cannot have.
     pub fn new(run: &Run) -> Result<Self> {
         let usage = |text: String| Error::new(Kind::Usage, text);
         check(&run.namespace, &run.image)?;

@@ -166,7 +166,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
          # runbookUrlTemplate: URL of the pages about alerts, with %s for the name; empty: upstream's\n\
          # sidecars: install the rights of stock CSI sidecars, which the annotation ferrovirt.io/sidecars asks for\n\
          # cniDirectory: the nodes' directory of network plugins; /var/lib/cni/bin on OpenShift\n\
-         # kubeletDirectory: the kubelet's directory on nodes, without a slash at its end; /var/lib/k0s/kubelet with k0s\n\
+         # kubeletDirectory: the kubelet's on nodes, without a slash at its end; /var/lib/k0s/kubelet with k0s\n\
          # sharedNetworkNamespaces: VMs of all namespaces may use their NetworkAttachmentDefinitions; [\"*\"]: all\n\
          # aggregateRoles: false leaves kubevirt.io:view, edit and admin out of the cluster's roles of these names\n\
          # placement: of the control plane\n\

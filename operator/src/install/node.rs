@@ -58,8 +58,8 @@ pub(super) fn capabilities_security(emulation: bool) -> Value {
     security
 }
 
-/// Mounts the usual directory of device plugins within the kubelet's: a kubelet has its socket for them there, whatever its
-/// `--root-dir` is.
+/// Mounts the usual directory of device plugins within the kubelet's: a kubelet has its socket for them there, with any
+/// `--root-dir`.
 fn usual_device_plugins(spec: &mut Value) {
     let (name, path) = ("device-plugins", format!("{KUBELET_DIRECTORY}/device-plugins"));
     if let Some(mounts) = spec["containers"][0]["volumeMounts"].as_array_mut() {

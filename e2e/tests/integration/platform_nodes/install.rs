@@ -1,6 +1,6 @@
 //! The platform is installed, runs a VM, is installed again over itself, and removed, several times: as `operator manifests`
-//! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way. Once it is switched on by
-//! the objects KubeVirt and CDI alone.
+//! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way. Once it is switched on
+//! by the objects KubeVirt and CDI alone.
 
 use std::collections::BTreeSet;
 use std::process::Output;
@@ -289,8 +289,8 @@ pub(crate) fn rounds_leave_nothing_behind() {
     assert!(took < e2e::bar(AVAILABLE), "{took:?}");
 }
 
-/// Objects KubeVirt and CDI that a user makes, without HyperConverged, give a platform on which VMs run. The platform is installed
-/// with HyperConverged afterwards, as before.
+/// Objects KubeVirt and CDI that a user makes, without HyperConverged, give a platform on which VMs run. The platform is
+/// installed with HyperConverged afterwards, as before.
 pub(crate) fn kubevirt_and_cdi_work_alone() {
     let removed = uninstall(&["--only-custom-resources"]);
     assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
