@@ -9,7 +9,7 @@
 //! none, and their rows mount nothing.
 
 use std::fs::{self, File, Permissions, TryLockError};
-use std::io::ErrorKind;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -17,8 +17,8 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, getpid};
 
-/// Temporary files. All users may enter: guests have users of their own.
-const TEMPORARY: &str = "/tmp/fv-bench";
+/// Beginning of the name of the directory of temporary files.
+const TEMPORARY: &str = "fv-bench-";
 /// Beginnings of the names of folders of one run, in the cache and its folders of images.
 const OF_ONE_RUN: [&str; 4] = [".tmp", "files-", "uploads-", "work-"];
 /// Beginning of the names of folders of images.
@@ -34,16 +34,25 @@ pub fn is_possible() -> bool {
     enclosed(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// Claims the cache for as long as the file is open, and removes what an earlier bench left in it.
+/// Claims the cache for as long as the file is open, and removes the files that an earlier bench left in it and in its
+/// directory of temporary files, which the file names.
 ///
 /// # Errors
 /// Another bench has the cache, or a folder cannot be removed.
 pub fn claim(cache: &Path) -> Result<File> {
-    let lock = File::create(cache.join("lock"))?;
+    let path = cache.join("lock");
+    let mut lock = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => bail!("another bench runs with the cache {}", cache.display()),
         Err(TryLockError::Error(error)) => return Err(error).context("lock the cache"),
+    }
+    let mut left = String::new();
+    lock.read_to_string(&mut left)?;
+    let left = Path::new(&left);
+    let is_ours = left.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
+    if is_ours && left.is_dir() {
+        fs::remove_dir_all(left).with_context(|| format!("remove {} of an earlier bench", left.display()))?;
     }
     for images in begin_with(cache, &[IMAGES])? {
         remove(&images, &OF_ONE_RUN)?;
@@ -73,29 +82,24 @@ fn remove(folder: &Path, texts: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Runs this program again with its arguments, as the first process of its namespaces.
+/// Runs this program again with its arguments, as the first process of its namespaces, with the cache that was claimed.
 ///
 /// # Errors
 /// It cannot be started.
-pub fn run() -> Result<ExitCode> {
-    clear()?;
-    fs::create_dir(TEMPORARY)?;
-    fs::set_permissions(TEMPORARY, Permissions::from_mode(0o755))?;
+pub fn run(mut claimed: File) -> Result<ExitCode> {
+    let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir()?;
+    // Guests have users of their own.
+    fs::set_permissions(temporary.path(), Permissions::from_mode(0o755))?;
+    claimed.set_len(0)?;
+    claimed.rewind()?;
+    write!(claimed, "{}", temporary.path().display())?;
     let status = enclosed(&std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
-        .env("TMPDIR", TEMPORARY)
+        .env("TMPDIR", temporary.path())
         .status()
         .context("start setpriv; make deps installs it")?;
-    clear()?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
-}
-
-fn clear() -> Result<()> {
-    match fs::remove_dir_all(TEMPORARY) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context(TEMPORARY),
-        Ok(()) | Err(_) => Ok(()),
-    }
 }
 
 /// A program that is the first process of its namespaces, and ends with the thread that starts it.
@@ -125,7 +129,7 @@ pub fn hide() -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead as _, BufReader, Read as _};
+    use std::io::{BufRead as _, BufReader};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -166,7 +170,10 @@ mod tests {
         for name in ["work-1", ".tmpX", "images-1/files-2", "images-1/kept", "kept"] {
             fs::create_dir_all(cache.path().join(name).join("below")).unwrap();
         }
+        let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir().unwrap().keep();
+        fs::write(cache.path().join("lock"), temporary.to_str().unwrap()).unwrap();
         let lock = claim(cache.path()).unwrap();
+        assert!(!temporary.exists(), "{}", temporary.display());
         for (name, there) in [
             ("work-1", false),
             (".tmpX", false),

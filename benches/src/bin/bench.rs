@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
     } else {
         let claimed = enclosure::claim(&cache)?;
         if enclosure::is_possible() {
-            return enclosure::run();
+            return enclosure::run(claimed);
         }
         Some(claimed)
     };
