@@ -11,6 +11,7 @@
 pub mod cni;
 pub mod compare;
 pub mod csi;
+pub mod enclosure;
 pub mod images;
 pub mod inflate;
 pub mod judge;

@@ -85,6 +85,14 @@ pub struct Run {
     /// Keep two replicas of the Deployment ferrovirt-operator where two nodes take pods, and one on a single node
     #[arg(long, env = "SCALE", action = clap::ArgAction::Set, num_args = 0..=1, default_value = "false", default_missing_value = "true")]
     pub scale: bool,
+    /// The kubelet's directory on nodes, for the CSI driver; virt-agent has its own
+    #[arg(
+        long,
+        env = "KUBELET_DIRECTORY",
+        value_name = "DIRECTORY",
+        default_value = crate::defaults::KUBELET_DIRECTORY
+    )]
+    pub kubelet_directory: String,
     /// URL of the pages about alerts; %s stands for an alert's name. Without one, alerts that upstream has lead to upstream's
     #[arg(long, env = "RUNBOOK_URL_TEMPLATE", value_name = "URL")]
     pub runbook_url_template: Option<String>,
@@ -127,9 +135,16 @@ pub struct Manifests {
     /// The nodes' directory of network plugins; /var/lib/cni/bin on OpenShift
     #[arg(long, value_name = "DIRECTORY", default_value = crate::defaults::CNI_DIRECTORY)]
     pub cni_directory: String,
+    /// The kubelet's directory on nodes (its --root-dir); /var/lib/k0s/kubelet with k0s
+    #[arg(long, value_name = "DIRECTORY", default_value = crate::defaults::KUBELET_DIRECTORY)]
+    pub kubelet_directory: String,
     /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to default; *: all
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
     pub shared_network_namespaces: Vec<String>,
+    /// Leave the roles kubevirt.io:view, edit and admin out of the cluster's roles of these names, for administrators to
+    /// bind
+    #[arg(long)]
+    pub manual_roles: bool,
     /// VMs that the cluster is to hold. The operator asks for 64 MiB of memory for up to 1000, and 64 MiB more for each
     /// further 9000
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]

@@ -29,6 +29,8 @@ pub struct Config {
     pub emulation: bool,
     /// Whether the operator decides about its own replicas.
     pub scale: bool,
+    /// The kubelet's directory on nodes.
+    pub kubelet_directory: String,
     /// URL of the pages about alerts with `%s` for the name, if one was given.
     pub runbooks: Option<String>,
     /// Address of probes and metrics.
@@ -42,7 +44,8 @@ impl Config {
     /// Checks what was typed.
     ///
     /// # Errors
-    /// [`Kind::Usage`] for unknown areas, a template without `{program}` or `%s`, and an invalid namespace.
+    /// [`Kind::Usage`] for unknown areas, a template without `{program}` or `%s`, an invalid namespace, and a directory
+    /// that the kubelet cannot have.
     pub fn new(run: &Run) -> Result<Self> {
         let usage = |text: String| Error::new(Kind::Usage, text);
         check(&run.namespace, &run.image)?;
@@ -64,6 +67,7 @@ impl Config {
             areas: known.into_iter().filter(chosen).collect(),
             emulation: run.kvm_emulation,
             scale: run.scale,
+            kubelet_directory: kubelet_directory(&run.kubelet_directory)?,
             runbooks,
             health: run.health,
             serve: run.serve,
@@ -78,6 +82,7 @@ impl Config {
             image: self.image.clone(),
             replicas: 1,
             emulation: self.emulation,
+            kubelet_directory: self.kubelet_directory.clone(),
             ..Settings::default()
         }
     }
@@ -91,7 +96,7 @@ impl Config {
 /// The output of `operator manifests`.
 ///
 /// # Errors
-/// [`Kind::Usage`] for an image template without `{program}` and an invalid namespace.
+/// [`Kind::Usage`] for an image template without `{program}`, an invalid namespace or claim, and unusable directories.
 pub fn settings(arguments: &Manifests) -> Result<Settings> {
     let Manifests {
         namespace,
@@ -101,7 +106,9 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         clients_claim,
         sidecars,
         cni_directory,
+        kubelet_directory: kubelet,
         shared_network_namespaces,
+        manual_roles,
         machines,
         custom_resources: _,
     } = arguments;
@@ -127,9 +134,31 @@ pub fn settings(arguments: &Manifests) -> Result<Settings> {
         clients_claim: claim.to_owned(),
         sidecars: *sidecars,
         cni_directory: cni_directory.clone(),
+        kubelet_directory: kubelet_directory(kubelet)?,
         shared_networks: shared_network_namespaces.join(","),
+        manual_roles: *manual_roles,
         machines: *machines,
     })
+}
+
+/// Longest directory of a kubelet: sockets below it have paths of at most 107 bytes, and the driver's
+/// `plugins_registry/kubevirt.io.hostpath-provisioner-reg.sock` is the longest.
+const KUBELET_LENGTH: usize = 48;
+
+/// The kubelet's directory without a slash at its end.
+fn kubelet_directory(text: &str) -> Result<String> {
+    let usage =
+        |problem: String| Err(Error::new(Kind::Usage, format!("--kubelet-directory {text:?} {problem}")));
+    let path = text.trim_end_matches('/');
+    if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
+        return usage("is not an absolute path without `..`".to_owned());
+    }
+    if path.len() > KUBELET_LENGTH {
+        return usage(format!(
+            "is longer than {KUBELET_LENGTH} bytes: paths of sockets below it would be too long"
+        ));
+    }
+    Ok(path.to_owned())
 }
 
 fn check(namespace: &str, image: &str) -> Result<()> {
@@ -187,13 +216,20 @@ mod tests {
         let networks = |list: &str| of(&["--shared-network-namespaces", list]).map(|one| one.shared_networks);
         assert_eq!(networks("lan,dmz").unwrap(), "lan,dmz");
         assert_eq!(networks("*").unwrap(), "*");
+        let long = format!("/{}", "k".repeat(48));
         for (arguments, expected) in [
             (["--shared-network-namespaces", "lan,A b"], "\"A b\" is not the name of a namespace"),
             (["--cni-directory", "cni/bin"], "is not an absolute path"),
+            (["--kubelet-directory", "var/lib/kubelet"], "is not an absolute path"),
+            (["--kubelet-directory", "/"], "is not an absolute path"),
+            (["--kubelet-directory", "/var/../kubelet"], "is not an absolute path"),
+            (["--kubelet-directory", long.as_str()], "is longer than 48 bytes"),
         ] {
             let error = of(&arguments).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
         }
+        let kubelet = of(&["--kubelet-directory", "/var/lib/k0s/kubelet/"]).unwrap().kubelet_directory;
+        assert_eq!(kubelet, "/var/lib/k0s/kubelet");
     }
 
     #[test]
@@ -203,6 +239,7 @@ mod tests {
             (["--image", "registry/x:1"], "must contain {program}"),
             (["--namespace", "A b"], "not the name of a namespace"),
             (["--runbook-url-template", "https://wiki"], "must contain %s once"),
+            (["--kubelet-directory", "kubelet"], "is not an absolute path"),
         ] {
             let error = config(&arguments).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");

@@ -8,3 +8,6 @@ pub const IMAGE: &str = "localhost/ferrovirt:{program}";
 
 /// The nodes' directory of network plugins, as container runtimes have it by default.
 pub const CNI_DIRECTORY: &str = "/opt/cni/bin";
+
+/// The kubelet's directory on nodes, as it is without `--root-dir`.
+pub const KUBELET_DIRECTORY: &str = "/var/lib/kubelet";

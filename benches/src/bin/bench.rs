@@ -10,7 +10,7 @@ use benches::report::{self, Report};
 use benches::rows::{ROWS, Row};
 use benches::run::Bench;
 use benches::size;
-use benches::{cni, csi, uploads, virt};
+use benches::{cni, csi, enclosure, uploads, virt};
 use clap::Parser;
 
 /// Measures the programs in comparison with their peers.
@@ -56,6 +56,16 @@ fn main() -> Result<ExitCode> {
             .join(".cache/ferrovirt/bench"),
     };
     std::fs::create_dir_all(&cache)?;
+    let claimed = if enclosure::is_inside() {
+        enclosure::hide()?;
+        None
+    } else {
+        let claimed = enclosure::claim(&cache)?;
+        if enclosure::is_possible() {
+            return enclosure::run(claimed);
+        }
+        Some(claimed)
+    };
     let wanted: Vec<&str> = args.rows.split(',').map(str::trim).collect();
     let chosen = |name: &str| wanted.iter().any(|word| name.contains(word));
     let mut all = Report::default();
@@ -104,6 +114,7 @@ fn main() -> Result<ExitCode> {
     let json = args.json.unwrap_or_else(|| cache.join("report.json"));
     std::fs::write(&json, serde_json::to_string_pretty(&all)?)?;
     println!("figures: {}", json.display());
+    drop(claimed);
     println!("{}", if all.kept() { "every bar is met" } else { "NOT every bar is met" });
     Ok(if all.kept() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!  plan: collections ─► list ─► redact ─► DIR/namespaces/NS/KIND/NAME.yaml, DIR/cluster/KIND/NAME.yaml
 //!        pods of the platform, of guests and of transfers ─► logs ─► DIR/namespaces/NS/pods/NAME/CONTAINER.log
-//!        launchers of guests that run ─► exec ─► DIR/namespaces/NS/pods/NAME/virsh-VERB.txt
+//!        launchers of guests that run ─► exec ─► DIR/namespaces/NS/pods/NAME/virsh-VERB.txt, qemu.log
+//!        node agents ─► exec ─► DIR/nodes/NODE/network.json
 //! ```
 //!
 //! Secrets are never read, and fields that often hold passwords are replaced ([`mod@redact`]). What cannot be read is listed
@@ -108,7 +109,7 @@ impl Bundle {
                 Ok(pods) => {
                     for pod in &pods {
                         self.logs_of(pod).await?;
-                        self.domain_of(pod).await?;
+                        self.programs_of(pod).await?;
                     }
                 }
                 Err(error) => self.errors.push(format!("pods: {}", error.chain())),
@@ -154,8 +155,9 @@ impl Bundle {
         Ok(())
     }
 
-    async fn domain_of(&mut self, pod: &Value) -> Result<()> {
-        for (path, file) in plan::domain(pod) {
+    /// The output of programs in a pod.
+    async fn programs_of(&mut self, pod: &Value) -> Result<()> {
+        for (path, file) in plan::domain(pod).into_iter().chain(plan::network(pod)) {
             match exec::output(&self.client, &path).await {
                 Ok(text) => write(&self.root.join(file), &text)?,
                 // Its user may not run programs in pods, or the guest has ended.

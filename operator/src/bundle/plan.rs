@@ -15,6 +15,13 @@ pub(super) const WORKERS: [&str; 2] = [
 /// Installed objects of kinds that others make too.
 const INSTALLED: &str = "app.kubernetes.io/part-of=ferrovirt";
 
+/// Bytes of QEMU's log.
+const QEMU_LOG_BYTES: &str = "1048576";
+/// ControllerRevisions of instance types and preferences.
+const REVISIONS: &str = "instancetype.kubevirt.io/object-uid";
+/// Container of the node agent, and value of its pods' label `kubevirt.io`.
+const AGENT: &str = "virt-handler";
+
 /// Objects that are listed.
 #[derive(Debug)]
 pub(super) struct Collection {
@@ -69,6 +76,8 @@ pub(super) fn everywhere() -> Vec<Collection> {
             ..of_cluster("rbac.authorization.k8s.io", "v1", "clusterrolebindings")
         },
         Collection { labels: INSTALLED, ..of_cluster("flowcontrol.apiserver.k8s.io", "v1", "flowschemas") },
+        Collection { labels: REVISIONS, ..namespaced("apps", "v1", "controllerrevisions") },
+        namespaced("", "v1", "resourcequotas"),
         namespaced("storage.k8s.io", "v1", "csistoragecapacities"),
         namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
         of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses"),
@@ -95,6 +104,7 @@ pub(super) fn of_platform() -> Vec<Collection> {
         namespaced("discovery.k8s.io", "v1", "endpointslices"),
         namespaced("monitoring.coreos.com", "v1", "prometheusrules"),
         namespaced("monitoring.coreos.com", "v1", "servicemonitors"),
+        namespaced("networking.k8s.io", "v1", "ingresses"),
         namespaced("networking.k8s.io", "v1", "networkpolicies"),
         namespaced("policy", "v1", "poddisruptionbudgets"),
         namespaced("rbac.authorization.k8s.io", "v1", "roles"),
@@ -146,7 +156,8 @@ pub(super) fn logs(pod: &Value, bytes: u32) -> Vec<(String, PathBuf)> {
     all
 }
 
-/// API paths and files of what the launcher of a guest that runs reports: its domain, as libvirt has it, and its counters.
+/// API paths and files of what the launcher of a guest that runs reports: its domain, as libvirt has it, its counters,
+/// and the end of QEMU's log.
 pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
     let metadata = &pod["metadata"];
     let (Some(namespace), Some(name), Some(domain)) = (
@@ -165,7 +176,21 @@ pub(super) fn domain(pod: &Value) -> Vec<(String, PathBuf)> {
         let path = exec::path(namespace, name, "compute", &["virsh", verb, &domain]);
         (path, directory.join(format!("virsh-{verb}.txt")))
     };
-    vec![of("dumpxml"), of("domstats")]
+    let log = format!("{}/libvirt/qemu/log/{domain}.log", virt::pod::PRIVATE);
+    let log = exec::path(namespace, name, "compute", &["tail", "-c", QEMU_LOG_BYTES, &log]);
+    vec![of("dumpxml"), of("domstats"), (log, directory.join("qemu.log"))]
+}
+
+/// API path and file of the network of a node, as its agent sees it.
+pub(super) fn network(pod: &Value) -> Option<(String, PathBuf)> {
+    let metadata = &pod["metadata"];
+    let (namespace, name) = (metadata["namespace"].as_str()?, metadata["name"].as_str()?);
+    let node = pod["spec"]["nodeName"].as_str()?;
+    if pod["status"]["phase"] != "Running" || metadata["labels"]["kubevirt.io"] != AGENT {
+        return None;
+    }
+    let path = exec::path(namespace, name, AGENT, &["virt-agent", "--show-network"]);
+    Some((path, PathBuf::from("nodes").join(file_name(node)).join("network.json")))
 }
 
 #[cfg(test)]
@@ -183,6 +208,10 @@ mod tests {
         let names: BTreeSet<&str> = all.iter().chain(&of_platform()).map(|one| one.name).collect();
         for definition in api::definition::ALL {
             assert!(names.contains(definition.plural), "{}", definition.plural);
+        }
+        // The sizes of guests, limits that keep them from starting, and the way of uploads into the cluster.
+        for name in ["controllerrevisions", "resourcequotas", "ingresses"] {
+            assert!(names.contains(name), "{name}");
         }
         assert!(!names.contains("secrets") && all.iter().all(|one| one.name != "configmaps"));
     }
@@ -248,9 +277,39 @@ mod tests {
              &command=virsh&command=dumpxml&command=ns_vm"
         );
         assert_eq!(file, &PathBuf::from("namespaces/ns/pods/virt-launcher-vm-x/virsh-dumpxml.txt"));
-        assert_eq!(all.len(), 2);
+        assert_eq!(all.len(), 3);
+        let (path, file) = &all[2];
+        let command = "&command=tail&command=-c&command=1048576\
+                       &command=/var/run/kubevirt-private/libvirt/qemu/log/ns_vm.log";
+        assert!(path.ends_with(command), "{path}");
+        assert!(file.ends_with("virt-launcher-vm-x/qemu.log"), "{}", file.display());
         assert!(domain(&pod("Succeeded", "virt-launcher")).is_empty());
         assert!(domain(&pod("Running", "hotplug-disk")).is_empty());
+    }
+
+    #[test]
+    fn agents_that_run_are_asked_for_the_network_of_their_node() {
+        let installed = crate::install::manifests(&crate::install::Settings::default());
+        let set = installed.iter().find(|one| one["kind"] == "DaemonSet").unwrap();
+        let template = &set["spec"]["template"];
+        let containers = template["spec"]["containers"].as_array().unwrap();
+        assert!(containers.iter().any(|one| one["name"] == AGENT), "{containers:?}");
+        let pod = |phase: &str, node: Option<&str>| {
+            json!({
+                "metadata": {"namespace": "ns", "name": "virt-handler-x", "labels": template["metadata"]["labels"]},
+                "spec": {"nodeName": node},
+                "status": {"phase": phase},
+            })
+        };
+        let (path, file) = network(&pod("Running", Some("node1"))).unwrap();
+        assert_eq!(
+            path,
+            "/api/v1/namespaces/ns/pods/virt-handler-x/exec?container=virt-handler&stdout=true&stderr=true\
+             &command=virt-agent&command=--show-network"
+        );
+        assert_eq!(file, PathBuf::from("nodes/node1/network.json"));
+        assert_eq!(network(&pod("Pending", Some("node1"))), None);
+        assert_eq!(network(&pod("Running", None)), None);
     }
 
     #[test]

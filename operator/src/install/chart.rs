@@ -8,8 +8,8 @@
 
 use serde_json::{Value, json};
 
-use super::node::{CAPABILITIES, capabilities_security};
-use super::{Settings, accounts, manifests, roles, uninstall_hooks, workloads, yaml};
+use super::node::{CAPABILITIES, agent, capabilities_security};
+use super::{Settings, accounts, manifests, roles, uninstall_hooks, user_roles, workloads, yaml};
 
 /// Marks: what stands between them is a word of [`expression`].
 const MARK: &str = "@@";
@@ -30,6 +30,7 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         emulation: false,
         sidecars: true,
         cni_directory: format!("{MARK}cni-directory{MARK}"),
+        kubelet_directory: format!("{MARK}kubelet-directory{MARK}"),
         shared_networks: format!("{MARK}shared-networks{MARK}"),
         ..Settings::default()
     };
@@ -71,6 +72,11 @@ fn mark(object: &mut Value) {
     if kind == "CustomResourceDefinition" {
         object["metadata"]["annotations"]["helm.sh/resource-policy"] = json!("keep");
     }
+    for (role, to) in user_roles::COMPUTE {
+        if kind == "ClusterRole" && object["metadata"]["name"] == role {
+            object["metadata"]["labels"][format!("{}{to}", user_roles::AGGREGATE)] = word("aggregate-roles");
+        }
+    }
     if kind != "Deployment" && kind != "DaemonSet" {
         return;
     }
@@ -86,6 +92,13 @@ fn mark(object: &mut Value) {
         for volume in pod.get_mut("volumes").and_then(Value::as_array_mut).into_iter().flatten() {
             if volume["name"] == workloads::CLIENTS {
                 *volume = word("clients");
+            }
+        }
+    }
+    if name == "virt-handler" {
+        for list in KUBELET_LISTS {
+            if let Some(place) = object.pointer_mut(list) {
+                *place = word(&format!("kubelet {list}"));
             }
         }
     }
@@ -137,7 +150,9 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
         "runbookUrlTemplate": "",
         "sidecars": false,
         "cniDirectory": crate::defaults::CNI_DIRECTORY,
+        "kubeletDirectory": crate::defaults::KUBELET_DIRECTORY,
         "sharedNetworkNamespaces": [],
+        "aggregateRoles": true,
         "resources": resources,
         "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
         "ingress": {"enabled": false, "className": "", "host": "", "downloadsHost": "", "tlsSecret": "", "annotations": {}},
@@ -151,7 +166,9 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
          # runbookUrlTemplate: URL of the pages about alerts, with %s for the name; empty: upstream's\n\
          # sidecars: install the rights of stock CSI sidecars, which the annotation ferrovirt.io/sidecars asks for\n\
          # cniDirectory: the nodes' directory of network plugins; /var/lib/cni/bin on OpenShift\n\
+         # kubeletDirectory: the kubelet's on nodes, without a slash at its end; /var/lib/k0s/kubelet with k0s\n\
          # sharedNetworkNamespaces: VMs of all namespaces may use their NetworkAttachmentDefinitions; [\"*\"]: all\n\
+         # aggregateRoles: false leaves kubevirt.io:view, edit and admin out of the cluster's roles of these names\n\
          # placement: of the control plane\n\
          # ingress: makes the upload proxy, and client downloads by downloadsHost, reachable from outside\n{text}\n"
     ))
@@ -181,11 +198,14 @@ fn expression(word: &str) -> String {
         }
         Some(("placement", field)) => format!("{{{{ toJson .Values.placement.{field} }}}}"),
         Some(("resources", name)) => format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
+        Some(("kubelet", list)) => by_kubelet(list),
         _ if word == "replicas" => REPLICAS.to_owned(),
         _ if word == "scale" => "{{ not .Values.replicas }}".to_owned(),
         _ if word == "clients" => CLIENTS.to_owned(),
         _ if word == "cni-directory" => CNI_DIRECTORY.to_owned(),
+        _ if word == "kubelet-directory" => KUBELET_DIRECTORY.to_owned(),
         _ if word == "shared-networks" => SHARED_NETWORKS.to_owned(),
+        _ if word == "aggregate-roles" => AGGREGATE_ROLES.to_owned(),
         _ if word == "runbooks" => "{{ .Values.runbookUrlTemplate }}".to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
         _ if word == "emulation-security" => by_emulation(&[true, false].map(capabilities_security)),
@@ -196,6 +216,23 @@ fn expression(word: &str) -> String {
 /// A value with emulation, and one without.
 fn by_emulation([with, without]: &[Value; 2]) -> String {
     format!("{{{{ if .Values.emulation }}}}{with}{{{{ else }}}}{without}{{{{ end }}}}")
+}
+
+/// A list of the agent's DaemonSet with a directory of the kubelet.
+fn kubelet_list(list: &str, directory: &str) -> Value {
+    let settings = Settings {
+        cni_directory: CNI_DIRECTORY.to_owned(),
+        kubelet_directory: directory.to_owned(),
+        ..Settings::default()
+    };
+    agent(&settings).pointer(list).cloned().unwrap_or_default()
+}
+
+/// A list with the kubelet's usual directory, and with any other.
+fn by_kubelet(list: &str) -> String {
+    let usual = crate::defaults::KUBELET_DIRECTORY;
+    let [with, without] = [usual, KUBELET_DIRECTORY].map(|directory| kubelet_list(list, directory));
+    format!("{{{{ if eq .Values.kubeletDirectory \"{usual}\" }}}}{with}{{{{ else }}}}{without}{{{{ end }}}}")
 }
 
 /// Removes quotes around expressions that begin with a text.
@@ -217,6 +254,11 @@ fn unquoted(text: &str, quote: &str, begin: &str) -> String {
 const REPLICAS: &str = "{{ if .Values.replicas }}{{ int .Values.replicas }}{{ else }}null{{ end }}";
 
 const CNI_DIRECTORY: &str = "{{ .Values.cniDirectory }}";
+const KUBELET_DIRECTORY: &str = "{{ .Values.kubeletDirectory }}";
+/// Lists of the agent's DaemonSet that differ by the kubelet's directory.
+const KUBELET_LISTS: [&str; 2] =
+    ["/spec/template/spec/volumes", "/spec/template/spec/containers/0/volumeMounts"];
+const AGGREGATE_ROLES: &str = "{{ .Values.aggregateRoles }}";
 const SHARED_NETWORKS: &str = "{{ join \",\" .Values.sharedNetworkNamespaces }}";
 
 /// The volume of supplied clients, in the flow style of YAML.
@@ -316,8 +358,13 @@ mod tests {
     }
 
     /// Helm's output for a template, as far as the chart's own expressions go.
-    fn rendered(text: &str) -> String {
+    fn rendered(text: &str, kubelet: &str) -> String {
         let mut text = text.replace("{{ .Release.Namespace }}", "ns").replace("{{ \"{{\" }}", "{{");
+        for list in KUBELET_LISTS {
+            let usual = kubelet == crate::defaults::KUBELET_DIRECTORY;
+            let chosen = kubelet_list(list, if usual { kubelet } else { KUBELET_DIRECTORY });
+            text = text.replace(&by_kubelet(list), &chosen.to_string());
+        }
         for (from, to) in [
             ("{{ .Values.image }}", "localhost/ferrovirt:{program}"),
             (REPLICAS, "null"),
@@ -325,6 +372,8 @@ mod tests {
             ("{{ .Values.emulation }}", "false"),
             ("{{ .Values.runbookUrlTemplate }}", ""),
             (CNI_DIRECTORY, crate::defaults::CNI_DIRECTORY),
+            (KUBELET_DIRECTORY, kubelet),
+            (AGGREGATE_ROLES, "true"),
             // As it stands in a quoted text of YAML.
             (SHARED_NETWORKS, ""),
             ("{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}", "[]"),
@@ -371,7 +420,7 @@ mod tests {
                 assert!(text.contains("helm.sh/resource-policy: keep"), "{name}");
                 continue;
             }
-            let text = rendered(text);
+            let text = rendered(text, &settings.kubelet_directory);
             assert!(kind == "customresourcedefinition" || !text.contains("{{"), "{text}");
             let mut found: Value =
                 serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}\n{text}"));
@@ -393,9 +442,8 @@ mod tests {
                 }
                 for container in pod["containers"].as_array_mut().unwrap() {
                     if let Some(environment) = container.get_mut("env").and_then(Value::as_array_mut) {
-                        environment.retain(|one| {
-                            one["name"] != "KVM_EMULATION" && one["name"] != "RUNBOOK_URL_TEMPLATE"
-                        });
+                        let chosen = ["KVM_EMULATION", "RUNBOOK_URL_TEMPLATE", "KUBELET_DIRECTORY"];
+                        environment.retain(|one| chosen.iter().all(|name| one["name"] != *name));
                     }
                 }
             }
@@ -410,10 +458,36 @@ mod tests {
     }
 
     #[test]
+    fn another_directory_of_the_kubelet_reaches_agent_and_operator() {
+        let all = files("1.0.0").unwrap();
+        let kubelet = "/var/lib/k0s/kubelet";
+        let settings = Settings {
+            namespace: "ns".to_owned(),
+            kubelet_directory: kubelet.to_owned(),
+            ..Settings::default()
+        };
+        let of = |name: &str| {
+            let text = rendered(file(&all, &format!("templates/{name}.yaml")), kubelet);
+            serde_saphyr::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+        };
+        let wanted = manifests(&settings);
+        let agent =
+            wanted.iter().find(|one| one["metadata"]["name"] == "virt-handler" && one["kind"] == "DaemonSet");
+        assert_eq!(Some(&of("daemonset-virt-handler")), agent);
+        let operator = of("deployment-ferrovirt-operator");
+        let environment = operator["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
+        assert!(
+            environment.contains(&json!({"name": "KUBELET_DIRECTORY", "value": kubelet})),
+            "{environment:?}"
+        );
+    }
+
+    #[test]
     fn values_are_those_of_the_manifests() {
         let all = files("1.0.0").unwrap();
         let values: Value = serde_saphyr::from_str(file(&all, "values.yaml")).unwrap();
         assert_eq!(values["image"], crate::defaults::IMAGE);
+        assert_eq!(values["aggregateRoles"], true);
         assert_eq!(values["resources"]["operator"]["requests"]["memory"], "64Mi");
         assert!(file(&all, "Chart.yaml").contains("version: 1.0.0"));
     }

@@ -21,8 +21,8 @@ pub const DAEMON_SET: &str = "hostpath-provisioner-csi";
 pub const LEGACY: &str = "legacy";
 /// Annotation of the DaemonSet: its pools.
 const POOLS: &str = "ferrovirt.io/pools";
-/// Directory with the driver's socket.
-const SOCKET: &str = "/var/lib/kubelet/plugins/csi-hostpath";
+/// Directory with the driver's socket, below the kubelet's.
+const SOCKET: &str = "plugins/csi-hostpath";
 
 /// Choices of a `HostPathProvisioner`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -157,18 +157,20 @@ fn data(pools: &[Pool]) -> String {
 
 fn pods(settings: &Settings, driver: &Driver) -> Value {
     let volume = |pool: &Pool| format!("{}-data-dir", pool.name);
+    // Mounted where the node has them: the kubelet names the paths in its calls.
+    let kubelet = |below: &str| format!("{}/{below}", settings.kubelet_directory);
     let mut mounts = vec![
         mount("socket", "/csi"),
         mount("registration", "/registration"),
-        json!({"name": "plugins", "mountPath": "/var/lib/kubelet/plugins", "mountPropagation": "Bidirectional"}),
-        json!({"name": "pods", "mountPath": "/var/lib/kubelet/pods", "mountPropagation": "Bidirectional"}),
+        json!({"name": "plugins", "mountPath": kubelet("plugins"), "mountPropagation": "Bidirectional"}),
+        json!({"name": "pods", "mountPath": kubelet("pods"), "mountPropagation": "Bidirectional"}),
         mount("devices", "/dev"),
     ];
     let mut volumes = vec![
-        host("socket", SOCKET, "DirectoryOrCreate"),
-        host("registration", "/var/lib/kubelet/plugins_registry", "Directory"),
-        host("plugins", "/var/lib/kubelet/plugins", "Directory"),
-        host("pods", "/var/lib/kubelet/pods", "Directory"),
+        host("socket", &kubelet(SOCKET), "DirectoryOrCreate"),
+        host("registration", &kubelet("plugins_registry"), "Directory"),
+        host("plugins", &kubelet("plugins"), "Directory"),
+        host("pods", &kubelet("pods"), "Directory"),
         host("devices", "/dev", "Directory"),
     ];
     for pool in &driver.pools {
@@ -191,7 +193,7 @@ fn pods(settings: &Settings, driver: &Driver) -> Value {
         "args": [
             format!("--drivername={DRIVER}"),
             format!("--registration-socket=/registration/{DRIVER}-reg.sock"),
-            format!("--kubelet-registration-path={SOCKET}/csi.sock"),
+            format!("--kubelet-registration-path={}/csi.sock", kubelet(SOCKET)),
             "--health-address=[::]:9898",
         ],
         "env": [

@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 
 pub(crate) use related::RELATED;
 
-use crate::defaults::{CNI_DIRECTORY, IMAGE, NAMESPACE};
+use crate::defaults::{CNI_DIRECTORY, IMAGE, KUBELET_DIRECTORY, NAMESPACE};
 
 /// Label that all Services of the operator select.
 const OPERATOR: (&str, &str) = ("app", OPERATOR_DEPLOYMENT);
@@ -65,8 +65,12 @@ pub struct Settings {
     pub sidecars: bool,
     /// The nodes' directory of network plugins.
     pub cni_directory: String,
+    /// The kubelet's directory on nodes, without a slash at its end.
+    pub kubelet_directory: String,
     /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions VMs of all namespaces may use; `*`: all.
     pub shared_networks: String,
+    /// Whether administrators bind `kubevirt.io:view`, `edit` and `admin`: these are not part of the cluster's roles.
+    pub manual_roles: bool,
     /// VMs that the cluster is to hold; the operator's memory request follows ([`Settings::operator_memory`]).
     pub machines: u32,
 }
@@ -81,7 +85,9 @@ impl Default for Settings {
             clients_claim: String::new(),
             sidecars: false,
             cni_directory: CNI_DIRECTORY.to_owned(),
+            kubelet_directory: KUBELET_DIRECTORY.to_owned(),
             shared_networks: String::new(),
+            manual_roles: false,
             machines: 1000,
         }
     }
@@ -121,7 +127,7 @@ pub fn manifests(settings: &Settings) -> Vec<Value> {
     all.extend(accounts::accounts(settings));
     all.push(flow::schema(settings));
     all.extend(roles::roles(settings));
-    all.extend(user_roles::roles());
+    all.extend(user_roles::roles(settings));
     all.extend(policies::policies(settings));
     all.extend(network_policies::policies(settings));
     all.extend(services::services(settings));

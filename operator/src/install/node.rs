@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::accounts::{self, PRIORITY};
 use super::workloads::field;
 use super::{METRICS, SCRAPED, Settings, object, with};
+use crate::defaults::KUBELET_DIRECTORY;
 
 pub(super) fn daemon_set(settings: &Settings, name: &str, labels: &Value, spec: &Value) -> Value {
     let mut set = with(
@@ -57,6 +58,18 @@ pub(super) fn capabilities_security(emulation: bool) -> Value {
     security
 }
 
+/// Mounts the usual directory of device plugins within the kubelet's: a kubelet has its socket for them there, with any
+/// `--root-dir`.
+fn usual_device_plugins(spec: &mut Value) {
+    let (name, path) = ("device-plugins", format!("{KUBELET_DIRECTORY}/device-plugins"));
+    if let Some(mounts) = spec["containers"][0]["volumeMounts"].as_array_mut() {
+        mounts.push(mount(name, &path));
+    }
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.push(host(name, &path, "DirectoryOrCreate"));
+    }
+}
+
 /// The agent.
 pub(super) fn agent(settings: &Settings) -> Value {
     let args: &[&str] = if settings.emulation { &["--kvm", "never"] } else { &[] };
@@ -82,7 +95,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         "resources": {"requests": {"cpu": "10m", "memory": "48Mi"}},
         "securityContext": {"privileged": true, "readOnlyRootFilesystem": true},
         "volumeMounts": [
-            {"name": "kubelet", "mountPath": "/var/lib/kubelet", "mountPropagation": "HostToContainer"},
+            {"name": "kubelet", "mountPath": KUBELET_DIRECTORY, "mountPropagation": "HostToContainer"},
             mount("devices", "/dev"),
             mount("state", "/var/lib/ferrovirt"),
             // KVM is tried here: the agent's file system is read-only.
@@ -91,7 +104,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
             {"name": "ca", "mountPath": "/etc/virt-handler/ca", "readOnly": true},
         ],
     });
-    let spec = json!({
+    let mut spec = json!({
         "serviceAccountName": accounts::AGENT,
         "priorityClassName": PRIORITY,
         "hostPID": true,
@@ -117,7 +130,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         "containers": [container],
         "volumes": [
             host("plugins", &settings.cni_directory, "DirectoryOrCreate"),
-            host("kubelet", "/var/lib/kubelet", "Directory"),
+            host("kubelet", &settings.kubelet_directory, "Directory"),
             host("devices", "/dev", "Directory"),
             host("state", "/var/lib/ferrovirt", "DirectoryOrCreate"),
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
@@ -126,6 +139,9 @@ pub(super) fn agent(settings: &Settings) -> Value {
             {"name": "ca", "configMap": {"name": "kubevirt-ca"}},
         ],
     });
+    if settings.kubelet_directory != KUBELET_DIRECTORY {
+        usual_device_plugins(&mut spec);
+    }
     let mut set = daemon_set(settings, "virt-handler", &json!({"kubevirt.io": "virt-handler"}), &spec);
     set["spec"]["template"]["metadata"]["labels"][SCRAPED.0] = json!(SCRAPED.1);
     set

@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use super::roles::{CLUSTER_FLAVORS, FLAVORS, RBAC, cluster_role, rule};
-use super::{object, with};
+use super::{Settings, object, with};
 
 const READ: &[&str] = &["get", "list", "watch"];
 const EDIT: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete"];
@@ -73,12 +73,22 @@ const VOLUMES: &[&str] = &[
     "volumeclonesources",
 ];
 
+/// The start of labels by which a role is added to one of the cluster's.
+pub(super) const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+/// Roles that the setting is about, as upstream, each with the cluster's role.
+pub(super) const COMPUTE: [(&str, &str); 3] =
+    [("kubevirt.io:view", "view"), ("kubevirt.io:edit", "edit"), ("kubevirt.io:admin", "admin")];
+
 /// All roles and bindings.
-pub(super) fn roles() -> Vec<Value> {
-    let mut all = vec![
-        aggregated("kubevirt.io:view", "view", &compute_view()),
-        aggregated("kubevirt.io:edit", "edit", &compute_edit()),
-        aggregated("kubevirt.io:admin", "admin", &compute_admin()),
+pub(super) fn roles(settings: &Settings) -> Vec<Value> {
+    let compute = COMPUTE.into_iter().zip([compute_view(), compute_edit(), compute_admin()]);
+    let mut all: Vec<Value> =
+        compute
+            .map(|((name, to), rules)| {
+                if settings.manual_roles { cluster_role(name, &rules) } else { aggregated(name, to, &rules) }
+            })
+            .collect();
+    all.extend([
         cluster_role(
             "kubevirt.io:migrate",
             &[
@@ -100,7 +110,7 @@ pub(super) fn roles() -> Vec<Value> {
             "cdi.kubevirt.io:clone-sourcer",
             &[rule("cdi.kubevirt.io", &["datavolumes/source"], &["create"])],
         ),
-    ];
+    ]);
     all.extend(entry_point());
     all.extend(everyone(
         "kubevirt.io:default",
@@ -189,7 +199,7 @@ fn storage_edit() -> Vec<Value> {
 /// A role that is added to one of the cluster's.
 fn aggregated(name: &str, to: &str, rules: &[Value]) -> Value {
     let mut role = cluster_role(name, rules);
-    role["metadata"]["labels"] = json!({format!("rbac.authorization.k8s.io/aggregate-to-{to}"): "true"});
+    role["metadata"]["labels"] = json!({format!("{AGGREGATE}{to}"): "true"});
     role
 }
 
@@ -223,8 +233,7 @@ mod tests {
         let mut all = Vec::new();
         for role in roles {
             let labels = &role["metadata"]["labels"];
-            let to =
-                |name: &&&str| labels[format!("rbac.authorization.k8s.io/aggregate-to-{name}")] == "true";
+            let to = |name: &&&str| labels[format!("{AGGREGATE}{name}")] == "true";
             if !contains.iter().any(|name| to(&name)) {
                 continue;
             }
@@ -248,6 +257,23 @@ mod tests {
         all
     }
 
+    #[test]
+    fn roles_that_administrators_bind_are_not_aggregated() {
+        let manual = roles(&Settings { manual_roles: true, ..Settings::default() });
+        for (role, usual) in manual.iter().zip(roles(&Settings::default())) {
+            assert_eq!(
+                (&role["metadata"]["name"], &role["rules"]),
+                (&usual["metadata"]["name"], &usual["rules"])
+            );
+            let ours = COMPUTE.iter().any(|(name, _)| role["metadata"]["name"] == *name);
+            assert!(
+                !ours || (role["metadata"]["labels"].is_null() && usual["metadata"]["labels"].is_object())
+            );
+            assert!(ours || role == &usual, "{role}");
+        }
+        assert_eq!(verbs(&manual, "admin", "kubevirt.io", "virtualmachines"), [""; 0]);
+    }
+
     /// The matrix of upstream's roles: group, resources, and the verbs of view, edit and admin.
     #[test]
     fn users_may_what_they_may_upstream() {
@@ -255,7 +281,7 @@ mod tests {
         const GET: &[&str] = &["get"];
         const UPDATE: &[&str] = &["update"];
         const ALL: &[&str] = &["*"];
-        let roles = roles();
+        let roles = roles(&Settings::default());
         type Row<'a> = (&'a str, &'a [&'a str], [&'a [&'a str]; 3]);
         let rows: &[Row<'_>] = &[
             ("kubevirt.io", MACHINES, [READ, EDIT, ADMIN]),

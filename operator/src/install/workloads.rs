@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::accounts::{self, PRIORITY};
 use super::{HEALTH, HTTPS, OPERATOR, OPERATOR_DEPLOYMENT, SCRAPED, Settings, object, with};
+use crate::defaults::KUBELET_DIRECTORY;
 
 /// Name of the volume of supplied clients.
 pub(super) const CLIENTS: &str = "clients";
@@ -125,6 +126,11 @@ fn operator(settings: &Settings) -> Value {
         && let Some(environment) = container["env"].as_array_mut()
     {
         environment.push(json!({"name": "SCALE", "value": "true"}));
+    }
+    if settings.kubelet_directory != KUBELET_DIRECTORY
+        && let Some(environment) = container["env"].as_array_mut()
+    {
+        environment.push(json!({"name": "KUBELET_DIRECTORY", "value": settings.kubelet_directory}));
     }
     let spec = pod(settings, accounts::OPERATOR, &selector, &container);
     let mut deployment =

@@ -144,6 +144,45 @@ fn the_namespace_is_the_one_that_was_chosen() {
 }
 
 #[test]
+fn the_directory_of_the_kubelet_is_the_one_that_was_chosen() {
+    let settings = Settings { kubelet_directory: "/data/kubelet".to_owned(), ..Settings::default() };
+    let all: Vec<Value> =
+        of_settings(&settings).into_iter().filter(|one| kind(one) != "CustomResourceDefinition").collect();
+    let text = yaml(&all).unwrap();
+    let usual: BTreeSet<&str> =
+        text.lines().filter(|line| line.contains("/var/lib/kubelet")).map(str::trim).collect();
+    // Inside of the agent's container, and where every kubelet has its socket for device plugins.
+    let expected = [
+        "- mountPath: /var/lib/kubelet",
+        "- mountPath: /var/lib/kubelet/device-plugins",
+        "path: /var/lib/kubelet/device-plugins",
+    ];
+    assert_eq!(usual, BTreeSet::from(expected));
+    let volumes = templates(&all).into_iter().flat_map(|template| list(&template["spec"]["volumes"]));
+    let paths: BTreeSet<&str> = volumes
+        .filter_map(|volume| volume["hostPath"]["path"].as_str())
+        .filter(|path| path.contains("kubelet"))
+        .collect();
+    let expected = [
+        "/data/kubelet",
+        "/data/kubelet/plugins",
+        "/data/kubelet/plugins/csi-hostpath",
+        "/data/kubelet/plugins_registry",
+        "/data/kubelet/pods",
+        "/var/lib/kubelet/device-plugins",
+    ];
+    assert_eq!(paths, BTreeSet::from(expected));
+    // The driver's calls name paths of the node.
+    for path in ["plugins", "pods"] {
+        assert!(text.contains(&format!("- mountPath: /data/kubelet/{path}\n")), "{path}");
+    }
+    assert!(text.contains("--kubelet-registration-path=/data/kubelet/plugins/csi-hostpath/csi.sock"));
+    let operator = of(&all, "Deployment").find(|one| name(one) == "ferrovirt-operator").unwrap();
+    let environment = list(&operator["spec"]["template"]["spec"]["containers"][0]["env"]);
+    assert!(environment.contains(&json!({"name": "KUBELET_DIRECTORY", "value": "/data/kubelet"})));
+}
+
+#[test]
 fn one_replica_needs_no_disruption_budget_and_no_spreading() {
     let settings = Settings { replicas: 1, ..Settings::default() };
     let all = of_settings(&settings);

@@ -86,6 +86,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAMESPACE", env = "SHARED_NETWORK_NAMESPACES", value_delimiter = ',')]
     shared_network_namespaces: Vec<String>,
 
+    /// Print links, addresses, routes and the packet filter of network plugins of the node and its guests' pods as JSON,
+    /// and end; support bundles have it
+    #[arg(long)]
+    pub(crate) show_network: bool,
+
     /// Namespace of the CSI driver hostpath-provisioner; the agent makes its volumes where no sidecar does
     #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", default_value = "kubevirt-hyperconverged")]
     storage_namespace: String,

@@ -30,7 +30,7 @@ use crate::guests::Site;
 use crate::guests::controller::Controller;
 use crate::networks::{self, Api, Networks};
 use crate::node::plan::Facts;
-use crate::node::{bridges, cpu, host, kvm, logs, report};
+use crate::node::{bridges, cpu, host, kvm, logs, network, report};
 use crate::settings::Settings;
 use crate::{metrics, settings, storage, streams};
 
@@ -49,10 +49,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    let result = args.config().and_then(|(config, logs)| {
-        serve::logs::init(serve::logs::klog_level(logs.verbosity), logs.json);
-        serve(config)
-    });
+    let result = if args.show_network {
+        show_network()
+    } else {
+        args.config().and_then(|(config, logs)| {
+            serve::logs::init(serve::logs::klog_level(logs.verbosity), logs.json);
+            serve(config)
+        })
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -61,6 +65,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::from(if error.kind() == Kind::Usage { 2 } else { 1 })
         }
     }
+}
+
+/// Prints the node's network and those of its guests.
+fn show_network() -> Result<()> {
+    let namespace = link::Namespace::open(&networks::Node::default().network)?;
+    let mut found = network::show(&namespace)?;
+    found["guests"] = network::guests()?.into();
+    serde_json::to_writer(std::io::stdout().lock(), &found)
+        .map_err(|error| Error::system("cannot print the node's network", error))
 }
 
 /// Serves until a signal comes.

@@ -89,8 +89,23 @@ fn a_support_bundle_has_objects_and_logs_of_transfers_and_no_content_of_a_secret
     let domain = root.join(format!("namespaces/{namespace}/pods/{launcher}/virsh-dumpxml.txt"));
     let domain = fs::read_to_string(&domain).unwrap_or_else(|error| panic!("{}: {error}", domain.display()));
     assert!(domain.contains(&format!("<name>{namespace}_vm</name>")), "{domain}");
+    let log = root.join(format!("namespaces/{namespace}/pods/{launcher}/qemu.log"));
+    let log = fs::read_to_string(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+    assert!(log.contains("qemu-system"), "{log}");
     let mut all = Vec::new();
     files(&root, &mut all);
+    let networks: Vec<&PathBuf> = all.iter().filter(|file| file.ends_with("network.json")).collect();
+    assert!(!networks.is_empty(), "{all:?}");
+    let mut guests = Vec::new();
+    for file in networks {
+        let network: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        let links = network["links"]["entries"].as_array().unwrap_or_else(|| panic!("{network}"));
+        assert!(links.iter().any(|link| link["name"] == "lo"), "{network}");
+        let failed = network.as_object().unwrap().values().find(|list| list.get("error").is_some());
+        assert_eq!(failed, None);
+        guests.extend(network["guests"].as_array().unwrap().iter().map(|guest| guest["namespace"].clone()));
+    }
+    assert!(guests.contains(&json!(namespace)), "{guests:?}");
     let encoded = BASE64_STANDARD.encode(PASSWORD);
     for file in &all {
         let text = String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned();

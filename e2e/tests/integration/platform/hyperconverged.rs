@@ -636,6 +636,39 @@ pub(crate) fn valid_objects_become_available() {
     }
 }
 
+/// Deletes every child, which must have no workloads. When one is gone it is made again at once, and works.
+pub(crate) fn deleted_children_come_back() {
+    let _alone = alone();
+    for (kind, name) in CHILDREN {
+        let uid = || {
+            let words = ["get", name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"];
+            PLACE.kubectl(&[&["-n", PLATFORM][..], &words].concat()).unwrap()
+        };
+        let label = format!("\"{}/", kind.to_lowercase());
+        let counted = || metric("kubevirt_hco_out_of_band_modifications_total", &label).unwrap_or(0);
+        let (before, count) = (uid(), counted());
+        PLACE.kubectl(&["-n", PLATFORM, "delete", name, "--wait=false"]).unwrap();
+        // The time in which its finalizers hold it does not count.
+        let mut seen = Instant::now();
+        PLACE.until(PLATFORM, &format!("{kind} is there again"), || {
+            let now = uid();
+            if now == before {
+                seen = Instant::now();
+            }
+            (now != before && !now.is_empty()).then_some(())
+        });
+        let time = seen.elapsed();
+        println!("deletion of {kind} -> made again: {time:?}");
+        assert!(time < e2e::bar(UNDONE), "{kind}: {time:?}");
+        PLACE.until(PLATFORM, &format!("the metric counts the deletion of {kind}"), || {
+            (counted() > count).then_some(())
+        });
+        PLACE.until(PLATFORM, &format!("{kind} is available again"), || {
+            conditions(&get(name)).iter().any(|one| one == "Available=True").then_some(())
+        });
+    }
+}
+
 /// A path of the downloads, by the API server's proxy.
 fn download(path: &str) -> std::process::Output {
     let service = "hyperconverged-cluster-cli-download:http";

@@ -1,5 +1,6 @@
 //! The platform is installed, runs a VM, is installed again over itself, and removed, several times: as `operator manifests`
-//! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way.
+//! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way. Once it is switched on
+//! by the objects KubeVirt and CDI alone.
 
 use std::collections::BTreeSet;
 use std::process::Output;
@@ -13,11 +14,13 @@ use e2e::platform;
 use places::guest::Dice;
 use serde_json::{Value, json};
 
-use crate::platform::machines::{create, until_answers};
+use crate::platform::machines::{create, machine, until_answers};
 use crate::platform::place::{MACHINES, PLACE, PODS};
 use crate::platform_nodes::helm::Chart;
 use crate::platform_nodes::kills::Program;
 
+const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
+const CDIS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis");
 const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
 const PLATFORM: &str = operator::defaults::NAMESPACE;
 /// `HyperConverged` as kubectl names it.
@@ -284,4 +287,36 @@ pub(crate) fn rounds_leave_nothing_behind() {
     assert!(longest < e2e::bar(GONE), "{longest:?}");
     let took = platform::install(&PLACE.cluster, &platform::settings()).unwrap();
     assert!(took < e2e::bar(AVAILABLE), "{took:?}");
+}
+
+/// Objects KubeVirt and CDI that a user makes, without HyperConverged, give a platform on which VMs run. The platform is
+/// installed with HyperConverged afterwards, as before.
+pub(crate) fn kubevirt_and_cdi_work_alone() {
+    let removed = uninstall(&["--only-custom-resources"]);
+    assert!(removed.status.success(), "{}", String::from_utf8_lossy(&removed.stderr));
+    let emulation = json!({"configuration": {"developerConfiguration": {"useEmulation": true}}});
+    let object = |version: &str, kind: &str, spec: Value| {
+        let metadata = json!({"name": "alone"});
+        json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+    };
+    PLACE.create(KUBEVIRTS, PLATFORM, &object("kubevirt.io/v1", "KubeVirt", emulation));
+    PLACE.create(CDIS, "", &object("cdi.kubevirt.io/v1beta1", "CDI", json!({})));
+    for kind in ["kubevirt.kubevirt.io", "cdi.cdi.kubevirt.io"] {
+        let object = format!("{kind}/alone");
+        kubectl(&["-n", PLATFORM, "wait", &object, "--for=condition=Available", "--timeout=2m"]);
+    }
+    let namespace = "without-hyperconverged";
+    PLACE.namespace(namespace);
+    PLACE.create(MACHINES, namespace, &machine("vm", "Always", &json!({"emptyDisk": {"capacity": "1Mi"}})));
+    PLACE.until_status(namespace, "vm", "Running");
+    assert_eq!(kubectl(&["-n", PLATFORM, "get", "hyperconvergeds", "-o", "name"]), "");
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.until(namespace, "the VM and its pod are gone", || {
+        (PLACE.find(MACHINES, namespace, "vm").is_none() && PLACE.list(PODS, namespace).is_empty())
+            .then_some(())
+    });
+    PLACE.remove_namespace(namespace);
+    platform::uninstall(&PLACE.cluster, &platform::settings()).unwrap();
+    assert_nothing_is_left(Way::Manifest);
+    platform::install(&PLACE.cluster, &platform::settings()).unwrap();
 }

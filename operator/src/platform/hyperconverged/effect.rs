@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::input::{plain, value};
 
 /// Settings without an effect, with the value that asks for nothing (null: any value asks for something), by path in v1.
-pub const WITHOUT: [(&str, &str); 15] = [
+pub const WITHOUT: [(&str, &str); 16] = [
     // No quota that knows guests.
     ("deployment.applicationAwareConfig.allowApplicationAwareClusterResourceQuota", "false"),
     ("deployment.applicationAwareConfig.enable", "false"),
@@ -28,6 +28,8 @@ pub const WITHOUT: [(&str, &str); 15] = [
     ("observability.workloads.allowedMetrics", "null"),
     // Imports use no scratch volume.
     ("storage.scratchSpaceStorageClass", "null"),
+    // An eviction deletes the pod of a guest: guests do not move. Children get the strategy that is usual upstream.
+    ("virtualization.evictionStrategy", "\"None\""),
     // Upstream dropped the policy highBurst.
     ("virtualization.tuningPolicy", "\"annotation\""),
 ];

@@ -818,6 +818,17 @@ fn patches_taint_and_settings_without_effect_are_named() {
 }
 
 #[test]
+fn an_eviction_strategy_that_is_chosen_is_named() {
+    let named =
+        |strategy: Value| effect::ignored(&read(json!({"virtualization": {"evictionStrategy": strategy}})));
+    for strategy in ["LiveMigrate", "LiveMigrateIfPossible", "External"] {
+        assert_eq!(named(json!(strategy)), ["spec.virtualization.evictionStrategy"], "{strategy}");
+    }
+    assert_eq!(named(json!("None")), [""; 0], "guests end when their pods are evicted");
+    assert_eq!(named(Value::Null), [""; 0], "the default is upstream's");
+}
+
+#[test]
 fn conditions_of_the_children_about_settings_are_repeated() {
     let owner = read(json!({"storage": {"scratchSpaceStorageClass": "fast"}}));
     let mut children = Child::ALL.map(|one| child_state(one, true, false, false));

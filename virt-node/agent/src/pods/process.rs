@@ -89,6 +89,14 @@ impl Process {
         Ok(context.trim_end_matches('\0').to_owned())
     }
 
+    /// The words of its command line.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn command_line(&self) -> Result<Vec<String>> {
+        Ok(self.text("cmdline")?.split_terminator('\0').map(str::to_owned).collect())
+    }
+
     /// The environment that it was started with.
     ///
     /// # Errors
@@ -246,17 +254,24 @@ fn names_pod(text: &str, uid: &str) -> bool {
     })
 }
 
+/// All processes, by their numbers.
+///
+/// # Errors
+/// /proc cannot be read.
+pub(crate) fn all() -> Result<impl Iterator<Item = Process>> {
+    let entries = std::fs::read_dir("/proc").map_err(|error| Error::system("cannot read /proc", error))?;
+    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut numbers: Vec<_> = numbers.collect();
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().filter_map(|number| Process::open(number).ok().flatten()))
+}
+
 /// A process of the container with this id: the one with the lowest number. `uid`: its pod's.
 ///
 /// # Errors
 /// [`Kind::Launcher`] when there is none, [`Kind::Untrusted`] when it is in another pod.
 pub(crate) fn of_container(id: &str, uid: &str) -> Result<Process> {
-    let entries = std::fs::read_dir("/proc").map_err(|error| Error::system("cannot read /proc", error))?;
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mut numbers: Vec<_> = numbers.collect();
-    numbers.sort_unstable();
-    for number in numbers {
-        let Ok(Some(process)) = Process::open(number) else { continue };
+    for process in all()? {
         if process.is_in_container(id).unwrap_or(false) {
             return match process.is_in_pod(uid)? {
                 true => Ok(process),
