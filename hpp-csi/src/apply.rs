@@ -100,12 +100,12 @@ fn begun<'a>(folder: &Dir, source: &str, how: How, trash: &'a Dir) -> Option<Beg
 
 /// Writes a volume's record, over an older one; when this returns it is on the disk.
 fn write_volume_record(open: &Open<'_>, id: &Id, record: &Record) -> Result<()> {
-    write_record(open, "v", &open.volume_records()?, id, &record::write(record)?)
+    write_record(open, "v", &*open.volume_records()?, id, &record::write(record)?)
 }
 
 /// Writes a snapshot's record, over an older one; when this returns it is on the disk.
 fn write_snapshot_record(open: &Open<'_>, id: &Id, record: &SnapshotRecord) -> Result<()> {
-    write_record(open, "s", &open.snapshot_records()?, id, &record::write(record)?)
+    write_record(open, "s", &*open.snapshot_records()?, id, &record::write(record)?)
 }
 
 /// Writes a record into `records`, over an older one; when this returns it is on the disk. A volume and a snapshot may have
@@ -138,7 +138,7 @@ fn forget_copy(pools: &Pools, name: &str) -> Result<()> {
     for pool in pools.all.iter().filter(|pool| pool.config.copy) {
         // A pool that is not there now lets go of it by its age.
         if let Ok(open) = pool.open() {
-            clear(&open, &open.tmp()?, name)?;
+            clear(&open, &*open.tmp()?, name)?;
         }
     }
     Ok(())

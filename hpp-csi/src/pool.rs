@@ -149,6 +149,14 @@ impl Numbers {
     }
 }
 
+/// A pool's path as a call finds it.
+struct Inspected {
+    root: Dir,
+    /// `.hpp-csi` and its mark; absent in a folder that no driver has used.
+    own: Option<(Dir, Mark)>,
+    numbers: Numbers,
+}
+
 /// A volume that is there.
 #[derive(Clone, Debug)]
 pub(crate) struct Volume {
@@ -196,7 +204,7 @@ impl Pool {
     /// # Errors
     /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
     pub(crate) fn open(&self) -> Result<Open<'_>> {
-        let (root, own, numbers) = self.inspect().map_err(|error| error.about(&self.config.name))?;
+        let Inspected { root, own, numbers } = self.inspect().map_err(|error| error.about(&self.config.name))?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(known), Some((own, mark))) = (known, own)
             && known.mark == mark
@@ -211,7 +219,7 @@ impl Pool {
     }
 
     /// Opens the pool's path and reads its state.
-    fn inspect(&self) -> Result<(Dir, Option<(Dir, Mark)>, Numbers)> {
+    fn inspect(&self) -> Result<Inspected> {
         let path = &self.config.path;
         let missing = || Error::new(Kind::NotReady, format!("{} does not exist", path.display()));
         // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.
@@ -234,7 +242,7 @@ impl Pool {
             }
             None => None,
         };
-        Ok((root, own, numbers))
+        Ok(Inspected { root, own, numbers })
     }
 
     /// Looks at a filesystem that is new to us. One caller does it, others wait.

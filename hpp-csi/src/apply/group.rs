@@ -129,7 +129,7 @@ impl Groups {
         let lock = |snapshot: &Snapshot| self.locks.lock(Thing::Snapshot(snapshot.id.clone()));
         let _snapshots = group.snapshots.iter().map(lock).collect::<Result<Vec<_>>>()?;
         let groups = open.groups()?;
-        groups.rename(record_name(id), &open.tmp()?, note(id))?;
+        groups.rename(record_name(id), &*open.tmp()?, note(id))?;
         groups.sync()?;
         dismantle(&open, id)?;
         tracing::info!(group = %id, pool = open.pool.config.name, "group snapshot is deleted");
@@ -257,7 +257,7 @@ fn state(open: &Open<'_>, volume: &Volume) -> Result<State> {
 
 /// Removes a snapshot of a group that is not there, in its place or not yet.
 fn remove(open: &Open<'_>, id: &Id) -> Result<()> {
-    super::clear(open, &open.tmp()?, &super::member_in_tmp(id))?;
+    super::clear(open, &*open.tmp()?, &super::member_in_tmp(id))?;
     if let Some(snapshots) = open.snapshots()?
         && snapshots.stat(id)?.is_some()
     {

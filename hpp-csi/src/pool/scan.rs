@@ -72,7 +72,7 @@ fn read_others(open: &Open<'_>) -> Result<()> {
         return Ok(());
     }
     let time = |folder: &Dir| folder.stat_self().map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
-    let stamp = [time(&open.volume_records()?)?, time(&open.snapshot_records()?)?];
+    let stamp = [time(&*open.volume_records()?)?, time(&*open.snapshot_records()?)?];
     let known = *open.known.records.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if known == Some(stamp) {
         return Ok(());

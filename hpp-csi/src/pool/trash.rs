@@ -28,7 +28,7 @@ pub(super) fn fresh_name() -> String {
 
 /// Moves `name` out of `folder` into the trash. The folder is not synced.
 pub(crate) fn discard(open: &Open<'_>, folder: &Dir, name: &str) -> Result<()> {
-    Ok(folder.rename(name, &open.trash()?, fresh_name())?)
+    Ok(folder.rename(name, &*open.trash()?, fresh_name())?)
 }
 
 /// Removes everything that is in the trash; gives what is still there because it could not be.
@@ -72,7 +72,7 @@ pub(super) fn sweep(open: &Open<'_>) -> Result<()> {
         if is_kept(&tmp, &name)? {
             continue;
         }
-        tmp.rename(&name, &open.trash()?, fresh_name())?;
+        tmp.rename(&name, &*open.trash()?, fresh_name())?;
     }
     if open.pool.config.shared {
         // Another node may be about to make what a record is for.

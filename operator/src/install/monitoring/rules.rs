@@ -263,7 +263,7 @@ const KUBEVIRT_RECORDS: [Record; 41] = [
 ];
 
 /// Alerts of VMs.
-const KUBEVIRT_ALERTS: [Alert; 14] = [
+const KUBEVIRT_ALERTS: [Alert; 15] = [
     alert(
         "VirtAPIDown",
         "kubevirt_virt_api_up == 0",
