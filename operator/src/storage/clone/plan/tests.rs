@@ -177,6 +177,22 @@ fn a_clone_goes_step_by_step() {
 }
 
 #[test]
+fn the_temporary_claim_has_the_targets_attributes_class() {
+    let ready = source("Bound", "Succeeded");
+    let mut forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    for class in ["", "gold"] {
+        forced.attributes_class = class.to_owned();
+        for way in [CloneStrategy::CsiClone, CloneStrategy::Copy] {
+            let begun = Case { forced: Some(way), ..Case::new(&forced, Some(&ready)) }.plan();
+            let [Action::Annotate { .. }, Action::Create(claim)] = begun.actions.as_slice() else {
+                panic!("{begun:?}")
+            };
+            assert_eq!(Claim::from(claim).attributes_class, class, "{way:?}");
+        }
+    }
+}
+
+#[test]
 fn a_snapshot_is_taken_restored_and_removed() {
     let ready = source("Bound", "Succeeded");
     let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
