@@ -116,6 +116,10 @@ impl Controller {
             self.applier.apply(&action).await?;
             return Ok(Outcome::After(CATCH_UP));
         }
+        if let Some(action) = filling::progressed(&target, self.progress.of(key)) {
+            self.applier.apply(&action).await?;
+            return Ok(Outcome::After(CATCH_UP));
+        }
         if let Some(origin) = Origin::of(&task.source, key.namespace()) {
             return self.clone_claim(&target, &origin, populated).await;
         }
@@ -251,9 +255,8 @@ impl Controller {
 
     /// Reports what a claim without a volume waits for: on its DataVolume, or else on the claim.
     async fn waiting(&self, target: &Claim, trouble: Obstacle) -> Result<Outcome> {
-        let of_volume = target.meta.controller().is_some_and(|owner| owner.kind == "DataVolume");
         // A claim that reports something goes on to do so.
-        if !of_volume || target.meta.annotation(names::RUNNING).is_some() {
+        if !target.is_of_data_volume() || target.meta.annotation(names::RUNNING).is_some() {
             return self.troubled(target, &trouble).await;
         }
         let key = Key::new(&target.meta.namespace, &target.meta.name);

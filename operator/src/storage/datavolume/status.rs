@@ -6,6 +6,7 @@ use super::phase::{Work, next};
 use super::{Facts, Obstacle};
 use crate::storage::action::{About, Event};
 use crate::storage::names;
+use crate::storage::populate::plan::COMPLETE;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::data_volume::Status;
 use crate::storage::seen::{Claim, Condition, DataVolume};
@@ -220,9 +221,11 @@ fn ready(running: &Condition, succeeded: bool) -> Condition {
 
 fn progress(before: &Status, claim: Option<&Claim>, phase: &str) -> String {
     if phase == "Succeeded" {
-        return "100.0%".to_owned();
+        return COMPLETE.to_owned();
     }
-    match claim.and_then(|claim| claim.meta.annotation(names::PROGRESS)) {
+    // The claim is complete while earlier phases are still to be reported.
+    let shown = |progress: &&str| *progress != COMPLETE;
+    match claim.and_then(|claim| claim.meta.annotation(names::PROGRESS)).filter(shown) {
         Some(progress) => progress.to_owned(),
         None if before.progress.is_empty() || before.phase == "Succeeded" => "N/A".to_owned(),
         None => before.progress.clone(),

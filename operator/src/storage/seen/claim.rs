@@ -37,6 +37,11 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Whether a DataVolume controls it.
+    pub fn is_of_data_volume(&self) -> bool {
+        self.meta.controller().is_some_and(|owner| owner.kind == "DataVolume")
+    }
+
     /// Whether it has still to bind to one of the volumes that are reserved for it.
     pub fn waits_for_reserved(&self) -> bool {
         self.meta.annotation(names::VOLUME_LIST).is_some()

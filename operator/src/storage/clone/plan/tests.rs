@@ -321,6 +321,7 @@ fn without_a_populator_the_copy_is_put_into_the_bound_target() {
     let told = of(&copied, Some(&server), Some(&sender));
     let [Action::Annotate { annotations, .. }] = told.actions.as_slice() else { panic!("{told:?}") };
     assert_eq!(annotations[names::CLONE_PHASE].as_deref(), Some("Succeeded"));
+    assert_eq!(annotations[names::PROGRESS].as_deref(), Some("100.0%"));
     let done = at("Bound", json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Succeeded"}));
     let cleaned = of(&done, Some(&server), Some(&sender));
     assert!(
