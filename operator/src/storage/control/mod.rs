@@ -429,8 +429,12 @@ impl Controller {
     }
 
     fn profile(&self, class: &Class) -> Profile {
-        let Provisioners { drivers, nodes, snapshot_classes } = &self.caches.provisioners;
         let overrides = self.caches.profiles.get(&Key::cluster(&class.meta.name)).unwrap_or_default();
+        self.profile_with(class, &overrides)
+    }
+
+    fn profile_with(&self, class: &Class, overrides: &Overrides) -> Profile {
+        let Provisioners { drivers, nodes, snapshot_classes } = &self.caches.provisioners;
         let driver = drivers.get(&Key::cluster(&class.provisioner)).map(|driver| {
             // The table needs no inference.
             let nodes = if profile::is_known(class) { Vec::new() } else { nodes.all() };
@@ -438,7 +442,7 @@ impl Controller {
         });
         let snapshots: Vec<SnapshotClass> =
             snapshot_classes.all().into_iter().map(|(_, one)| (*one).clone()).collect();
-        Profile::of(class, &overrides, driver, &snapshots)
+        Profile::of(class, overrides, driver, &snapshots)
     }
 
     /// Whether the caches show the last own writes of a claim and its worker.
