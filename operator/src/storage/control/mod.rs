@@ -38,7 +38,7 @@ use super::resources::{
     SNAPSHOT_CLASSES, TRANSFERS,
 };
 use super::seen::{Claim, Class, CsiDriver, CsiNode, DataVolume, Meta, Worker};
-use super::settings::{Installed, Settings};
+use super::settings::{self, Installed, Settings};
 use super::signers::{self, Signers};
 use super::worker::Images;
 use super::written::Collection;
@@ -406,7 +406,7 @@ impl Controller {
         metrics::write(
             page,
             &metrics::Observed {
-                ready: self.caches.cdis.all().first().map(|(_, cdi)| cdi.available),
+                ready: self.installed().map(|cdi| cdi.available),
                 volumes: &all(&self.caches.volumes),
                 crons: &all(&self.caches.crons),
                 classes: &profiles,
@@ -419,10 +419,15 @@ impl Controller {
         self.caches.settings.get(&Key::cluster("config")).unwrap_or_default()
     }
 
+    /// The CDI object that counts.
+    fn installed(&self) -> Option<Arc<Installed>> {
+        settings::installed(self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi))
+    }
+
     /// Images of the workers, as the CDI object wants them pulled.
     fn images(&self) -> Images {
         let mut images = self.setup.images.clone();
-        if let Some((_, cdi)) = self.caches.cdis.all().first() {
+        if let Some(cdi) = self.installed() {
             images.pull_policy.clone_from(&cdi.pull_policy);
         }
         images
