@@ -644,6 +644,11 @@ fn every_field_of_a_data_volume_changes_its_claim_or_worker_or_is_named() {
             json!("node"),
         ),
         (
+            "source.registry.imageStream",
+            of(json!({"registry": {"imageStream": "a", "pullMethod": "node"}}), "pvc"),
+            json!("b"),
+        ),
+        (
             "source.registry.platform.architecture",
             of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
             json!("arm64"),

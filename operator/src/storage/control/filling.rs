@@ -420,8 +420,8 @@ impl Controller {
                 importer::Import { target: o.target, written, owner: &owner, task, settings, images };
             let Some(pod) = importer::pod(&import) else {
                 let message =
-                    "spec.source.registry: pullMethod node needs a docker:// url; image streams are \
-                               not supported: give the image's url"
+                    "spec.source.registry: pullMethod node needs a docker:// url or an imageStream, and an \
+                     imageStream needs pullMethod node"
                         .to_owned();
                 return self.troubled(o.target, &Obstacle { reason: "SourceNotSupported", message }).await;
             };

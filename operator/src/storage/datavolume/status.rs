@@ -148,8 +148,8 @@ fn bound(claim: Option<&Claim>, trouble: Option<&Obstacle>) -> Condition {
     }
 }
 
-/// The Bound condition of a claim without a volume: it names the claim that is filled in its place, and what that one, or
-/// another program's, waits for.
+/// The Bound condition of a claim without a volume: it names the claim that is filled in its place, and what that one,
+/// or another program's, waits for.
 fn pending(claim: &Claim) -> Condition {
     let (name, annotation) = (&claim.meta.name, |name| claim.meta.annotation(name));
     let prime = annotation(names::PRIME).map(|prime| format!(" [prime PVC {prime}]")).unwrap_or_default();

@@ -7,8 +7,8 @@
 //!  StorageProfile.spec (overrides) ─┘
 //! ```
 //!
-//! The properties of a provisioner that the table does not know are inferred; a condition names the facts. A class without a
-//! provisioner has those of its volumes ([`properties_of`]), which its StorageProfile's status keeps.
+//! The properties of a provisioner that the table does not know are inferred; a condition names the facts. A class
+//! without a provisioner has those of its volumes ([`properties_of`]), which its StorageProfile's status keeps.
 
 mod infer;
 mod render;

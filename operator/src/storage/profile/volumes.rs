@@ -1,4 +1,5 @@
-//! Claim properties of a class without a provisioner: the modes of the volumes that an administrator has made for it. Pure.
+//! Claim properties of a class without a provisioner: the modes of the volumes that an administrator has made for it.
+//! Pure.
 
 use super::Property;
 use crate::storage::seen::Volume;
@@ -9,7 +10,8 @@ pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// Access modes in order of preference.
 const MODES: [&str; 4] = ["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany"];
 
-/// The properties of a class with these volumes, the preferred one first: shared before single, Block before Filesystem.
+/// The properties of a class with these volumes, the preferred one first: shared before single, Block before
+/// Filesystem.
 pub fn properties(volumes: &[Volume]) -> Vec<Property> {
     let of = |volume: &Volume| {
         let block = volume.block;
