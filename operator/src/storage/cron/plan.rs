@@ -518,7 +518,10 @@ mod tests {
             json!({"url": format!("docker://{reference}"), "pullMethod": "node"})
         );
         // A digest of another program: the stream's tag is imported.
-        assert_eq!(begun(json!({DESIRED: DIGEST})), json!({"imageStream": "fedora:41", "pullMethod": "node"}));
+        assert_eq!(
+            begun(json!({DESIRED: DIGEST})),
+            json!({"imageStream": "fedora:41", "pullMethod": "node"})
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The image that a tag of an ImageStream has, as OpenShift's image controllers report it in the stream's status. Pure.
 //!
-//! Not here: a DataVolume that names a stream, whose name OpenShift resolves in the importer's pod.
+//! Not here: a DataVolume that names a stream; OpenShift resolves the name in the importer's pod.
 
 use serde_json::Value;
 

@@ -84,8 +84,8 @@ fn recognized(profile: &Profile, before: &Value, now: &str) -> Value {
             "False",
             "UnrecognizedProvisioner",
             format!(
-                "no PersistentVolume has StorageClass {class}, whose properties are those of its volumes; create one, or \
-                 set spec.claimPropertySets"
+                "no PersistentVolume has StorageClass {class}, and its properties are those of its volumes; create one, \
+                 or set spec.claimPropertySets"
             ),
         ),
         Knowledge::Unknown => (

@@ -4,7 +4,7 @@
 use super::Property;
 use crate::storage::seen::Volume;
 
-/// Provisioner of classes whose volumes are made by administrators.
+/// Provisioner of classes without one: administrators make the volumes.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// Access modes in order of preference.

@@ -19,7 +19,7 @@ use crate::storage::settings::Settings;
 const CERTIFICATES: &str = "/certs";
 const PROXY_CERTIFICATES: &str = api::names::PROXY_CERT_DIR;
 const REGISTRY_LOGIN: &str = "/registry-login";
-/// Annotation of pods in whose images OpenShift resolves names of image streams.
+/// Annotation of pods: OpenShift resolves names of image streams in their images.
 const RESOLVES_NAMES: &str = "alpha.image.policy.openshift.io/resolve-names";
 
 /// The inputs of an importer's pod.
