@@ -112,11 +112,8 @@ impl Controller {
             Ok(None) => return Ok(Outcome::Done),
             Err(trouble) => return self.troubled(&target, &trouble).await,
         };
-        if let Some(action) = filling::prioritize(&target, &task) {
-            self.applier.apply(&action).await?;
-            return Ok(Outcome::After(CATCH_UP));
-        }
-        if let Some(action) = filling::progressed(&target, self.progress.of(key)) {
+        let shown = || filling::progressed(&target, self.progress.of(key));
+        if let Some(action) = filling::prioritize(&target, &task).or_else(shown) {
             self.applier.apply(&action).await?;
             return Ok(Outcome::After(CATCH_UP));
         }
