@@ -10,7 +10,7 @@ const OWN_SWITCH: &str = "an object that a user made without HyperConverged";
 
 /// Grants that no test uses: account, verbs (all if empty), how the resource with its group begins or, after `*`, ends, and why
 /// they are granted.
-const UNUSED: [(&str, &[&str], &str, &str); 19] = [
+const UNUSED: [(&str, &[&str], &str, &str); 20] = [
     (
         "kubevirt-controller",
         &["update"],
@@ -20,6 +20,7 @@ const UNUSED: [(&str, &[&str], &str, &str); 19] = [
     ("kubevirt-controller", &[], "securitycontextconstraints", "OpenShift"),
     ("kubevirt-controller", &[], "consoleclidownloads", "OpenShift"),
     ("kubevirt-controller", &[], "routes", "OpenShift"),
+    ("kubevirt-controller", &[], "imagestreams", "OpenShift"),
     ("kubevirt-controller", &[], "prometheusrules", "Prometheus' operator"),
     ("kubevirt-controller", &[], "servicemonitors", "Prometheus' operator"),
     ("kubevirt-controller", &["delete"], "configmaps", "the MAC pool's range, when kubeMacPool is removed"),

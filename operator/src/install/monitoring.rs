@@ -192,6 +192,15 @@ mod tests {
     }
 
     #[test]
+    fn pods_of_transfers_restart_three_times_before_they_count() {
+        let restarts: Vec<_> = records().filter(|one| one.name.contains("pods_high_restart")).collect();
+        assert_eq!(restarts.len(), 6);
+        for one in restarts {
+            assert!(one.expression.contains("'} > 3) or on() vector(0)"), "{}", one.expression);
+        }
+    }
+
+    #[test]
     fn a_page_about_an_alert_is_upstreams_or_the_administrators() {
         let pages = |template: Option<&str>| -> Vec<(String, Value)> {
             let all = objects("ns", &Allowed::default(), template);

@@ -231,6 +231,8 @@ fn operator() -> Vec<Value> {
         rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["create"]),
         // Cron sources at their addresses are refused.
         rule("networking.k8s.io", &["servicecidrs"], &["list"]),
+        // Images of streams that crons follow.
+        rule("image.openshift.io", &["imagestreams"], &["get"]),
         // Clones from other namespaces, and what volume-data-source-validator knows.
         rule("gateway.networking.k8s.io", &["referencegrants"], &["get", "list"]),
         rule("populator.storage.k8s.io", &["volumepopulators"], &["get", "create"]),

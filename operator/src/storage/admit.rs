@@ -329,10 +329,7 @@ fn registry(source: &Value) -> Verdict {
             ));
         }
         (None, Some("")) => return Err(cause(field, "source registry imageStream is not valid")),
-        (None, Some(_)) => {
-            let text = "source registry imageStream is not supported: name the image by its url";
-            return Err(cause(field, text));
-        }
+        (None, Some(_)) => return Ok(()),
         (Some(url), None) => url,
     };
     if !matches!(source["pullMethod"].as_str(), None | Some("" | "pod" | "node")) {
@@ -381,6 +378,7 @@ mod tests {
             json!({"gcs": {"url": "http://emulator:4443/bucket/a"}}),
             json!({"registry": {"url": "docker://a/b:c"}}),
             json!({"registry": {"url": "oci-archive:/a"}}),
+            json!({"registry": {"imageStream": "fedora:41", "pullMethod": "node"}}),
             json!({"blank": {}}),
             json!({"upload": {}, "http": null}),
             json!({"pvc": {"namespace": "a", "name": "b"}}),
@@ -509,11 +507,6 @@ mod tests {
             ),
             (json!({"registry": {"imageStream": "b"}}), "registry", "only with node pull"),
             (json!({"registry": {"imageStream": "", "pullMethod": "node"}}), "registry", "is not valid"),
-            (
-                json!({"registry": {"imageStream": "b", "pullMethod": "node"}}),
-                "registry",
-                "not supported: name the image by its url",
-            ),
             (json!({"registry": {"url": "http://a"}}), "registry.url", "Illegal registry source URL scheme"),
             (json!({"registry": {"url": "docker://"}}), "registry.url", "Illegal registry source URL"),
             (

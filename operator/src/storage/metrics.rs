@@ -3,8 +3,17 @@
 use serve::metrics::{Kind, Page};
 
 use super::cron::seen::Cron;
-use super::profile::Profile;
+use super::profile::{NO_PROVISIONER, Profile};
 use super::seen::{Class, DataVolume};
+
+/// Provisioners of classes that no DataVolume is for, or that are complete as soon as a volume exists: upstream's.
+const COMPLETE: [&str; 5] = [
+    NO_PROVISIONER,
+    "openshift-storage.noobaa.io/obc",
+    "openshift-storage.ceph.rook.io/bucket",
+    "rook-ceph.ceph.rook.io/bucket",
+    "stork-snapshot",
+];
 
 /// Observations that metrics are made of.
 #[derive(Clone, Debug)]
@@ -53,10 +62,11 @@ pub fn write(page: &mut Page, o: &Observed<'_>) {
             profile.properties.iter().any(|one| one.modes.iter().any(|mode| mode == "ReadWriteMany"));
         let clones = profile.clone != super::profile::CloneStrategy::Copy;
         let degraded = !clones || !(shared || o.single_node);
+        let complete = COMPLETE.contains(&class.provisioner.as_str()) || !profile.properties.is_empty();
         let labels = [
             ("storageclass", class.meta.name.as_str()),
             ("provisioner", class.provisioner.as_str()),
-            ("complete", truth(!profile.properties.is_empty())),
+            ("complete", truth(complete)),
             ("default", truth(class.is_default())),
             ("virtdefault", truth(class.is_virt_default())),
             ("rwx", truth(shared)),
@@ -129,6 +139,21 @@ mod tests {
             assert!(page.contains(r#"default="true",virtdefault="false",rwx="false""#), "{page}");
             assert!(page.contains(&format!(r#"degraded="{degraded}""#)), "{page}");
             assert!(page.contains("kubevirt_cdi_datavolume_pending 0"), "{page}");
+        }
+    }
+
+    #[test]
+    fn classes_of_object_stores_and_of_made_volumes_are_complete() {
+        for (provisioner, complete) in
+            [("x.example", "false"), ("rook-ceph.ceph.rook.io/bucket", "true"), (NO_PROVISIONER, "true")]
+        {
+            let class = Class { provisioner: provisioner.into(), ..Class::default() };
+            let profile = Profile::of(&class, &Overrides::default(), None, &[]);
+            let mut page = Page::default();
+            let classes = &[(class, profile)];
+            write(&mut page, &Observed { ready: None, volumes: &[], crons: &[], classes, single_node: true });
+            let text = page.text();
+            assert!(text.contains(&format!(r#"complete="{complete}""#)), "{provisioner}: {text}");
         }
     }
 }

@@ -89,6 +89,12 @@ annotations! {
     RUNNING_MESSAGE = "storage.condition.running.message";
     /// Reason for [`RUNNING`].
     RUNNING_REASON = "storage.condition.running.reason";
+    /// `false`: another program that fills the claim waits for a volume.
+    BOUND = "storage.condition.bound";
+    /// Text for [`BOUND`].
+    BOUND_MESSAGE = "storage.condition.bound.message";
+    /// Reason for [`BOUND`].
+    BOUND_REASON = "storage.condition.bound.reason";
     /// Whether the sending worker of a clone runs.
     SOURCE_RUNNING = "storage.condition.source.running";
     /// Text for [`SOURCE_RUNNING`].

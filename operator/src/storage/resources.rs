@@ -43,6 +43,8 @@ pub const SNAPSHOTS: Resource = Resource::namespaced("snapshot.storage.k8s.io", 
 /// Snapshot classes.
 pub const SNAPSHOT_CLASSES: Resource =
     Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses");
+/// Image streams of OpenShift.
+pub const IMAGE_STREAMS: Resource = Resource::namespaced("image.openshift.io", "v1", "imagestreams");
 /// Grants of references from other namespaces.
 pub const REFERENCE_GRANTS: Resource =
     Resource::namespaced("gateway.networking.k8s.io", "v1beta1", "referencegrants");

@@ -1,6 +1,7 @@
 //! CDIConfig: what administrators set for all transfers, and the status that clients read.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use api::component::least_tls_version;
 use serde_json::{Value, json};
@@ -169,6 +170,8 @@ impl Settings {
 /// The fields read from a CDI object itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Installed {
+    /// Creation time and name, by which the oldest CDI object counts; `None` while it is being deleted.
+    pub age: Option<(String, String)>,
     /// Whether it is available and not degraded.
     pub available: bool,
     /// `spec.imagePullPolicy`: of worker images.
@@ -181,20 +184,32 @@ impl From<&Value> for Installed {
         let is = |kind: &str| conditions.iter().any(|one| one["type"] == kind && one["status"] == "True");
         let policy = cdi["spec"]["imagePullPolicy"].as_str().filter(|policy| !policy.is_empty());
         Self {
+            age: age(cdi),
             available: is("Available") && !is("Degraded"),
             pull_policy: policy.unwrap_or(PULL_POLICY).to_owned(),
         }
     }
 }
 
+/// Creation time and name of a CDI object; `None` while it is being deleted.
+fn age(cdi: &Value) -> Option<(String, String)> {
+    let meta = &cdi["metadata"];
+    meta["deletionTimestamp"].is_null().then(|| (text(&meta["creationTimestamp"]), text(&meta["name"])))
+}
+
+fn oldest<T>(all: impl IntoIterator<Item = T>, age: impl Fn(&T) -> Option<(String, String)>) -> Option<T> {
+    let aged = all.into_iter().filter_map(|one| Some((age(&one)?, one)));
+    aged.min_by(|one, other| one.0.cmp(&other.0)).map(|(_, one)| one)
+}
+
 /// The CDI object that counts: the oldest that is not being deleted.
 pub fn effective(all: &[Value]) -> Option<&Value> {
-    let lives = all.iter().filter(|one| one["metadata"]["deletionTimestamp"].is_null());
-    let age = |one: &&Value| {
-        let text = |field: &str| one["metadata"][field].as_str().unwrap_or_default().to_owned();
-        (text("creationTimestamp"), text("name"))
-    };
-    lives.min_by_key(age)
+    oldest(all, |one| age(one))
+}
+
+/// The same, of what was read of each.
+pub fn installed(all: impl IntoIterator<Item = Arc<Installed>>) -> Option<Arc<Installed>> {
+    oldest(all, |one| one.age.clone())
 }
 
 /// A new CDIConfig for a CDI object.
@@ -328,6 +343,22 @@ mod tests {
         assert_eq!(adjusted(&reset, &all[0]), None);
         let plain = json!({"metadata": {"name": "config"}, "spec": {}});
         assert_eq!(adjusted(&plain, &all[0]), None);
+    }
+
+    #[test]
+    fn readiness_and_pull_policy_are_those_of_the_oldest_cdi_object() {
+        let cdi = |name: &str, created: &str, deleted: Option<&str>| {
+            Arc::new(Installed::from(&json!({
+                "metadata": {"name": name, "creationTimestamp": created, "deletionTimestamp": deleted},
+                "spec": {"imagePullPolicy": name},
+            })))
+        };
+        let chosen = |all: Vec<Arc<Installed>>| installed(all).map(|cdi| cdi.pull_policy.clone());
+        let (old, new) = (cdi("old", "2026-01-01T00:00:00Z", None), cdi("new", "2026-01-02T00:00:00Z", None));
+        assert_eq!(chosen(vec![new.clone(), old]).as_deref(), Some("old"));
+        let going = cdi("going", "2026-01-01T00:00:00Z", Some("2026-01-03T00:00:00Z"));
+        assert_eq!(chosen(vec![going.clone(), new]).as_deref(), Some("new"));
+        assert_eq!(chosen(vec![going]), None);
     }
 
     #[test]

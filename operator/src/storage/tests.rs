@@ -410,6 +410,9 @@ fn assert_settled(model: &Model, case: &str) {
     assert_eq!(condition("Bound"), ("True".into(), "Bound".into()), "{case}");
     assert_eq!(condition("Running"), ("False".into(), "Completed".into()), "{case}");
     assert_eq!(model.claims.keys().collect::<Vec<_>>(), ["disk"], "{case}: no claim is left over");
+    let progress = model.claims["disk"]["metadata"]["annotations"][names::PROGRESS].as_str();
+    let populated = !model.classes.drivers.is_empty();
+    assert_eq!(progress, populated.then_some("100.0%"), "{case}");
     assert!(model.pods.is_empty(), "{case}: no pod is left over");
     assert_eq!((model.persistent.len(), model.imported.len()), (1, 1), "{case}: one volume, imported once");
 }
@@ -639,6 +642,11 @@ fn every_field_of_a_data_volume_changes_its_claim_or_worker_or_is_named() {
             "source.registry.pullMethod",
             of(json!({"registry": {"url": "docker://a/b"}}), "pvc"),
             json!("node"),
+        ),
+        (
+            "source.registry.imageStream",
+            of(json!({"registry": {"imageStream": "a", "pullMethod": "node"}}), "pvc"),
+            json!("b"),
         ),
         (
             "source.registry.platform.architecture",

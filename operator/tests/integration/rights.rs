@@ -66,7 +66,7 @@ const LOCAL: [Bound; 8] = [
 ];
 
 /// Rights beyond: group, resource (`*`: any), verbs, reason.
-const BEYOND: [(&str, &str, &str, &str); 37] = [
+const BEYOND: [(&str, &str, &str, &str); 38] = [
     ("kubevirt.io", "*", "*", "virtual machines: virt-operator's and virt-controller's work"),
     ("pool.kubevirt.io", "*", "*", "pools of virtual machines"),
     (
@@ -121,6 +121,7 @@ const BEYOND: [(&str, &str, &str, &str); 37] = [
     ("discovery.k8s.io", "endpointslices", "list watch", "whether webhooks can be reached"),
     ("gateway.networking.k8s.io", "referencegrants", "get list", "clones from other namespaces"),
     ("groupsnapshot.storage.k8s.io", "*", "*", "the snapshot controller's work"),
+    ("image.openshift.io", "imagestreams", "get", "images of streams that crons follow"),
     ("k8s.cni.cncf.io", "network-attachment-definitions", "get", "networks of virtual machines"),
     ("networking.k8s.io", "servicecidrs", "list", "cron sources at addresses of Services are refused"),
     ("populator.storage.k8s.io", "volumepopulators", "get create", "volume-data-source-validator"),

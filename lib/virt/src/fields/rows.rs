@@ -162,7 +162,7 @@ const DATA_VOLUME: &[Row] = &[
     only_cluster("pvc.volumeName"),
     only_cluster("serviceAccountName"),
     row("source.imageio", Error, "not planned"),
-    row("source.registry.imageStream", Error, "image streams are OpenShift's; use url"),
+    refused_alone("source.registry.imageStream", "image streams are OpenShift's; use url"),
     refused_alone("source.snapshot", "not supported yet: use source.pvc"),
     row("source.vddk", Error, "not planned"),
     refused_alone("sourceRef", "not supported yet: use source"),

@@ -374,27 +374,27 @@ const CDI_RECORDS: [Record; 8] = [
     ),
     record(
         "kubevirt_cdi_import_pods_high_restart",
-        "count(kube_pod_container_status_restarts_total{pod=~'importer-.*', container='importer'} > 5) or on() vector(0)",
+        "count(kube_pod_container_status_restarts_total{pod=~'importer-.*', container='importer'} > 3) or on() vector(0)",
     ),
     record(
         "cluster:kubevirt_cdi_import_pods_high_restart:count",
-        "count(kube_pod_container_status_restarts_total{pod=~'importer-.*', container='importer'} > 5) or on() vector(0)",
+        "count(kube_pod_container_status_restarts_total{pod=~'importer-.*', container='importer'} > 3) or on() vector(0)",
     ),
     record(
         "kubevirt_cdi_upload_pods_high_restart",
-        "count(kube_pod_container_status_restarts_total{pod=~'cdi-upload-.*', container='cdi-upload-server'} > 5) or on() vector(0)",
+        "count(kube_pod_container_status_restarts_total{pod=~'cdi-upload-.*', container='cdi-upload-server'} > 3) or on() vector(0)",
     ),
     record(
         "cluster:kubevirt_cdi_upload_pods_high_restart:count",
-        "count(kube_pod_container_status_restarts_total{pod=~'cdi-upload-.*', container='cdi-upload-server'} > 5) or on() vector(0)",
+        "count(kube_pod_container_status_restarts_total{pod=~'cdi-upload-.*', container='cdi-upload-server'} > 3) or on() vector(0)",
     ),
     record(
         "kubevirt_cdi_clone_pods_high_restart",
-        "count(kube_pod_container_status_restarts_total{pod=~'.*-source-pod', container='cdi-clone-source'} > 5) or on() vector(0)",
+        "count(kube_pod_container_status_restarts_total{pod=~'.*-source-pod', container='cdi-clone-source'} > 3) or on() vector(0)",
     ),
     record(
         "cluster:kubevirt_cdi_clone_pods_high_restart:count",
-        "count(kube_pod_container_status_restarts_total{pod=~'.*-source-pod', container='cdi-clone-source'} > 5) or on() vector(0)",
+        "count(kube_pod_container_status_restarts_total{pod=~'.*-source-pod', container='cdi-clone-source'} > 3) or on() vector(0)",
     ),
 ];
 

@@ -81,6 +81,10 @@ mod tests {
         for change in [
             json!({}),
             json!({"schedule": ""}),
+            json!({"template": {"spec": {
+                "source": {"registry": {"imageStream": "a:1", "pullMethod": "node"}},
+                "storage": {"resources": {"requests": {"storage": "1Gi"}}},
+            }}}),
             json!({"schedule": "30 1/12 * * *", "garbageCollect": "Never", "retentionPolicy": "None", "importsToKeep": 0}),
         ] {
             assert_eq!(create(&cron(&change)), Ok(()), "{change}");
@@ -99,9 +103,9 @@ mod tests {
                 "Invalid source URL scheme",
             ),
             (
-                of(json!({"registry": {"imageStream": "a", "pullMethod": "node"}})),
+                of(json!({"registry": {"imageStream": "a"}})),
                 "spec.template.spec.source.registry",
-                "imageStream is not supported",
+                "only with node pull",
             ),
             (
                 json!({"template": {"spec": {"source": {"registry": {"url": "docker://a"}}}}}),

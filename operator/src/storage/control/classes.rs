@@ -9,11 +9,11 @@ use virt::time;
 use super::{Controller, Item, RECHECK, RETRY};
 use crate::storage::clone::authorize::Origin;
 use crate::storage::names;
-use crate::storage::profile;
+use crate::storage::profile::{self, Property};
 use crate::storage::resources::{
-    CDIS, CONFIGS, DATA_SOURCES, DEFINITIONS, POPULATORS, PROFILES, SNAPSHOTS, TRANSFERS,
+    CDIS, CONFIGS, DATA_SOURCES, DEFINITIONS, POPULATORS, PROFILES, SNAPSHOTS, TRANSFERS, VOLUMES,
 };
-use crate::storage::seen::Source;
+use crate::storage::seen::{Source, Volume};
 use crate::storage::{settings, source};
 
 /// Name of the upload proxy's Service and Route.
@@ -169,7 +169,12 @@ impl Controller {
             }
         }
         let Some(class) = self.caches.classes.get(key) else { return Ok(Outcome::Done) };
-        let profile = self.profile(&class);
+        let mut overrides = (*self.caches.profiles.get(key).unwrap_or_default()).clone();
+        let by_hand = class.provisioner == profile::NO_PROVISIONER;
+        if by_hand {
+            overrides.volumes = self.properties_of_volumes(&class.meta.name).await?;
+        }
+        let profile = self.profile_with(&class, &overrides);
         let found: Option<Value> = self.client.find(PROFILES, key).await?;
         let before = match found {
             Some(object) => object,
@@ -194,10 +199,26 @@ impl Controller {
         };
         let status = profile::status(&profile, &before["status"], &time::text(time::now()));
         if before["status"] != status {
-            let patch = json!({"metadata": {"uid": before["metadata"]["uid"]}, "status": status});
+            let patch = profile::patch(&before["status"], &status);
+            let patch = json!({"metadata": {"uid": before["metadata"]["uid"]}, "status": patch});
             let _: Value = self.client.merge_patch(PROFILES.sub("status"), key, &patch).await?;
         }
-        Ok(Outcome::Done)
+        // Volumes are not watched.
+        Ok(if by_hand { Outcome::After(RECHECK) } else { Outcome::Done })
+    }
+
+    /// The claim properties of a class without a provisioner.
+    async fn properties_of_volumes(&self, class: &str) -> Result<Vec<Property>> {
+        let mut volumes = Vec::new();
+        self.client
+            .each(VOLUMES, &Scope::all(), |volume: Value| {
+                let volume = Volume::from(&volume);
+                if volume.class == class {
+                    volumes.push(volume);
+                }
+            })
+            .await?;
+        Ok(profile::properties_of(&volumes))
     }
 
     /// An ObjectTransfer: the kind is deprecated, and each is answered with a failure.

@@ -112,7 +112,8 @@ impl Controller {
             Ok(None) => return Ok(Outcome::Done),
             Err(trouble) => return self.troubled(&target, &trouble).await,
         };
-        if let Some(action) = filling::prioritize(&target, &task) {
+        let shown = || filling::progressed(&target, self.progress.of(key));
+        if let Some(action) = filling::prioritize(&target, &task).or_else(shown) {
             self.applier.apply(&action).await?;
             return Ok(Outcome::After(CATCH_UP));
         }
@@ -251,9 +252,8 @@ impl Controller {
 
     /// Reports what a claim without a volume waits for: on its DataVolume, or else on the claim.
     async fn waiting(&self, target: &Claim, trouble: Obstacle) -> Result<Outcome> {
-        let of_volume = target.meta.controller().is_some_and(|owner| owner.kind == "DataVolume");
         // A claim that reports something goes on to do so.
-        if !of_volume || target.meta.annotation(names::RUNNING).is_some() {
+        if !target.is_of_data_volume() || target.meta.annotation(names::RUNNING).is_some() {
             return self.troubled(target, &trouble).await;
         }
         let key = Key::new(&target.meta.namespace, &target.meta.name);
@@ -417,8 +417,8 @@ impl Controller {
                 importer::Import { target: o.target, written, owner: &owner, task, settings, images };
             let Some(pod) = importer::pod(&import) else {
                 let message =
-                    "spec.source.registry: pullMethod node needs a docker:// url; image streams are \
-                               not supported: give the image's url"
+                    "spec.source.registry: pullMethod node needs a docker:// url or an imageStream, and an \
+                     imageStream needs pullMethod node"
                         .to_owned();
                 return self.troubled(o.target, &Obstacle { reason: "SourceNotSupported", message }).await;
             };

@@ -38,7 +38,7 @@ use super::resources::{
     SNAPSHOT_CLASSES, TRANSFERS,
 };
 use super::seen::{Claim, Class, CsiDriver, CsiNode, DataVolume, Meta, Worker};
-use super::settings::{Installed, Settings};
+use super::settings::{self, Installed, Settings};
 use super::signers::{self, Signers};
 use super::worker::Images;
 use super::written::Collection;
@@ -406,7 +406,7 @@ impl Controller {
         metrics::write(
             page,
             &metrics::Observed {
-                ready: self.caches.cdis.all().first().map(|(_, cdi)| cdi.available),
+                ready: self.installed().map(|cdi| cdi.available),
                 volumes: &all(&self.caches.volumes),
                 crons: &all(&self.caches.crons),
                 classes: &profiles,
@@ -419,18 +419,27 @@ impl Controller {
         self.caches.settings.get(&Key::cluster("config")).unwrap_or_default()
     }
 
+    /// The CDI object that counts.
+    fn installed(&self) -> Option<Arc<Installed>> {
+        settings::installed(self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi))
+    }
+
     /// Images of the workers, as the CDI object wants them pulled.
     fn images(&self) -> Images {
         let mut images = self.setup.images.clone();
-        if let Some((_, cdi)) = self.caches.cdis.all().first() {
+        if let Some(cdi) = self.installed() {
             images.pull_policy.clone_from(&cdi.pull_policy);
         }
         images
     }
 
     fn profile(&self, class: &Class) -> Profile {
-        let Provisioners { drivers, nodes, snapshot_classes } = &self.caches.provisioners;
         let overrides = self.caches.profiles.get(&Key::cluster(&class.meta.name)).unwrap_or_default();
+        self.profile_with(class, &overrides)
+    }
+
+    fn profile_with(&self, class: &Class, overrides: &Overrides) -> Profile {
+        let Provisioners { drivers, nodes, snapshot_classes } = &self.caches.provisioners;
         let driver = drivers.get(&Key::cluster(&class.provisioner)).map(|driver| {
             // The table needs no inference.
             let nodes = if profile::is_known(class) { Vec::new() } else { nodes.all() };
@@ -438,7 +447,7 @@ impl Controller {
         });
         let snapshots: Vec<SnapshotClass> =
             snapshot_classes.all().into_iter().map(|(_, one)| (*one).clone()).collect();
-        Profile::of(class, &overrides, driver, &snapshots)
+        Profile::of(class, overrides, driver, &snapshots)
     }
 
     /// Whether the caches show the last own writes of a claim and its worker.

@@ -1,5 +1,5 @@
-//! Polls of the sources of DataImportCrons: when each is due, by the upload proxy's process or by a pod, and what is found.
-//! They have a queue of their own, so that slow servers delay no transfer.
+//! Polls of the sources of DataImportCrons: when each is due, by the upload proxy's process, by a pod or in the API server,
+//! and what is found. They have a queue of their own, so that slow servers delay no transfer.
 //!
 //! Not here: what follows from a digest ([`super::crons`]); decisions (`cron::poll`).
 
@@ -17,8 +17,9 @@ use super::{Controller, Item, refused};
 use crate::storage::action::{About, Action, Event, Kind};
 use crate::storage::cron::poll::{self, Due, How};
 use crate::storage::cron::seen::Cron;
+use crate::storage::cron::stream::{self, Image};
 use crate::storage::names;
-use crate::storage::resources::{CRONS, SERVICE_NETWORKS, SERVICES};
+use crate::storage::resources::{CRONS, IMAGE_STREAMS, SERVICE_NETWORKS, SERVICES};
 use crate::storage::seen::worker::State;
 use crate::storage::worker::importer;
 
@@ -77,6 +78,7 @@ impl Controller {
                 return Ok(Outcome::Done);
             }
         }
+        let mut reference = None;
         let answer = match how {
             How::Not => return Ok(Outcome::Done),
             How::Unable(why) => {
@@ -89,10 +91,20 @@ impl Controller {
                 // The pod's next change leads here again.
                 None => return Ok(Outcome::After(AGAIN)),
             },
+            How::Stream(named) => match self.streamed(&cron, &named).await? {
+                Ok(image) => {
+                    reference = Some(image.reference);
+                    Answer::Version(image.digest)
+                }
+                Err(why) => Answer::Failed(why),
+            },
         };
         match answer {
             Answer::Version(version) => {
-                let annotations = poll::polled(&cron, &version, now);
+                let mut annotations = poll::polled(&cron, &version, now);
+                if let Some(reference) = reference {
+                    annotations[stream::REFERENCE] = json!(reference);
+                }
                 let patch = json!({"metadata": {"uid": cron.meta.uid, "annotations": annotations}});
                 let _: Value = self.client.merge_patch(CRONS, key, &patch).await?;
                 self.solved(key);
@@ -122,6 +134,15 @@ impl Controller {
             format!("The source cannot be polled: {why}"),
         ));
         self.queue.add(Item::Cron(key.clone()));
+    }
+
+    /// The image of a cron's ImageStream, or why there is none.
+    async fn streamed(&self, cron: &Cron, named: &str) -> Result<std::result::Result<Image, String>> {
+        let (name, tag) = stream::name(named);
+        let key = Key::new(&cron.meta.namespace, name);
+        let found = self.client.find::<Value>(IMAGE_STREAMS, &key).await?;
+        let missing = || format!("ImageStream {key} does not exist: create it, or name the image by its url");
+        Ok(found.ok_or_else(missing).and_then(|found| stream::image(&found, tag)))
     }
 
     /// Networks of Services.

@@ -1,7 +1,7 @@
 //! Progress of transfers: read from the metrics page of each running worker, every two seconds.
 //!
 //! A worker's certificate is its own, so it is not verified; its answer is a number from 0 to 100 and nothing else. It
-//! reaches a DataVolume's status in steps, to save writes.
+//! reaches a DataVolume's status, or an annotation of a claim without a DataVolume, in steps, to save writes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +69,7 @@ impl Progress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|claim, _| claims.contains(claim));
     }
 
-    /// The progress of a claim, as its DataVolume shows it.
+    /// The progress of a claim, as it and its DataVolume show it.
     pub(super) fn of(&self, claim: &Key) -> Option<String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let reported = all.get(claim).filter(|reported| reported.value > 0.0)?;
@@ -112,9 +112,17 @@ impl Controller {
                 // 100 is withheld until the transfer has succeeded.
                 let Some(value) = value.filter(|value| (0.0..100.0).contains(value)) else { continue };
                 if self.progress.record(&claim, value, Instant::now()) {
-                    self.queue.add(Item::Volume(claim));
+                    self.queue.add(self.shown_by(claim));
                 }
             }
+        }
+    }
+
+    /// The object that shows the progress of a claim: its DataVolume, which has its name, or the claim itself.
+    fn shown_by(&self, claim: Key) -> Item {
+        match self.caches.claims.get(&claim).is_some_and(|claim| claim.is_of_data_volume()) {
+            true => Item::Volume(claim),
+            false => Item::Claim(claim),
         }
     }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - [`seen`]: what is read of a DataImportCron. [`schedule`], [`poll`]: when and how its source is polled.
-//! - [`plan`]: the next steps. [`status`]: conditions.
+//! - [`stream`]: the image of an ImageStream. [`plan`]: the next steps. [`status`]: conditions.
 //!
 //! A poll writes annotation `storage.import.sourceDesiredDigest`, as upstream's poller does; another program may write it
 //! as well.
@@ -16,3 +16,4 @@ pub mod poll;
 pub mod schedule;
 pub mod seen;
 pub mod status;
+pub mod stream;

@@ -1,8 +1,9 @@
 //! The next steps of a DataImportCron. Pure.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::seen::{ADVISED_SIZE, CLEANUP, CRON, Cron, DESIRED, LAST_USED, STORAGE_CLASS};
+use super::stream;
 use crate::storage::names;
 use crate::storage::profile::Profile;
 use crate::storage::seen::snapshot::SOURCE_MODE;
@@ -311,13 +312,24 @@ fn import(o: &Observed<'_>, name: &str, digest: &str) -> Value {
         metadata["ownerReferences"] = json!([owner(o.cron)]);
     }
     let mut spec = template["spec"].clone();
-    if let Some(url) = spec["source"]["registry"]["url"].as_str() {
-        spec["source"]["registry"]["url"] = json!(pinned(url, digest));
+    if let Some(registry) = spec.pointer_mut("/source/registry").and_then(Value::as_object_mut) {
+        pin(registry, digest, o.cron.meta.annotation(stream::REFERENCE));
     }
     if o.storage.once && spec["storage"].is_object() && spec["storage"]["accessModes"].is_null() {
         spec["storage"]["accessModes"] = json!(["ReadWriteOnce"]);
     }
     json!({"apiVersion": names::API_VERSION, "kind": "DataVolume", "metadata": metadata, "spec": spec})
+}
+
+/// Names the image of a digest: by its URL, in place of an ImageStream the reference of the image that was found in it.
+fn pin(registry: &mut Map<String, Value>, digest: &str, reference: Option<&str>) {
+    let url = match (registry.get("url").and_then(Value::as_str), reference) {
+        (Some(url), _) => pinned(url, digest),
+        (None, Some(reference)) => format!("docker://{reference}"),
+        (None, None) => return,
+    };
+    registry.remove("imageStream");
+    registry.insert("url".to_owned(), json!(url));
 }
 
 /// A registry's URL with a digest in place of its tag.
@@ -489,6 +501,27 @@ mod tests {
             assert!(plan.steps.iter().all(|step| matches!(step, Step::Use(Form::Snapshot, _))), "{plan:?}");
             assert!(plan.done && plan.form == Form::Snapshot);
         }
+    }
+
+    #[test]
+    fn an_import_of_an_image_stream_names_the_image_that_was_found_in_it() {
+        let template = |registry: Value| json!({"template": {"spec": {"source": {"registry": registry}}}});
+        let named = template(json!({"imageStream": "fedora:41", "pullMethod": "node"}));
+        let reference = format!("quay.io/containerdisks/fedora@{DIGEST}");
+        let begun = |annotations: Value| {
+            let plan = decide(&cron(&annotations, &named), &[], &Value::Null);
+            let [Step::Import(volume)] = plan.steps.as_slice() else { panic!("{plan:?}") };
+            volume["spec"]["source"]["registry"].clone()
+        };
+        assert_eq!(
+            begun(json!({DESIRED: DIGEST, stream::REFERENCE: reference})),
+            json!({"url": format!("docker://{reference}"), "pullMethod": "node"})
+        );
+        // A digest of another program: the stream's tag is imported.
+        assert_eq!(
+            begun(json!({DESIRED: DIGEST})),
+            json!({"imageStream": "fedora:41", "pullMethod": "node"})
+        );
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  no credentials ─► upload proxy's process ─┐
-//!  Secret, ConfigMap ─► pod in its namespace ┴─► version ─► digest (annotation of the cron)
+//!  Secret, ConfigMap ─► pod in its namespace ┼─► version ─► digest (annotation of the cron)
+//!  ImageStream ─► API server ────────────────┘
 //! ```
 
 use std::net::IpAddr;
@@ -27,6 +28,8 @@ pub enum How {
     Proxy(Box<Request>),
     /// By a pod in the cron's namespace, which mounts what the source needs.
     Pod,
+    /// In the API server: its ImageStream, `NAME[:TAG]`, of the cron's namespace.
+    Stream(String),
     /// It cannot be polled, and why.
     Unable(&'static str),
 }
@@ -59,7 +62,7 @@ pub fn how(cron: &Cron, settings: &Settings, services: &[String]) -> How {
             }
         }
         Source::Registry(registry) if !registry.image_stream.is_empty() => {
-            How::Unable("image streams are not polled: name the image by its url")
+            How::Stream(registry.image_stream.clone())
         }
         Source::Registry(registry) if !registry.url.starts_with("docker://") => {
             How::Unable("only docker:// images are polled")
@@ -205,11 +208,9 @@ mod tests {
         for source in [json!({"pvc": {"name": "a"}}), json!({"blank": {}}), json!({})] {
             assert_eq!(of(source.clone()), How::Not, "{source}");
         }
-        for source in
-            [json!({"registry": {"imageStream": "a"}}), json!({"registry": {"url": "oci-archive:a"}})]
-        {
-            assert!(matches!(of(source.clone()), How::Unable(_)), "{source}");
-        }
+        assert!(matches!(of(json!({"registry": {"url": "oci-archive:a"}})), How::Unable(_)));
+        let stream = json!({"registry": {"imageStream": "a:1", "pullMethod": "node"}});
+        assert_eq!(of(stream), How::Stream("a:1".to_owned()));
     }
 
     #[test]

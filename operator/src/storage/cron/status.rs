@@ -1,14 +1,16 @@
 //! `status` of a DataImportCron. Pure.
 
 use serde_json::{Value, json};
+use virt::time;
 
 use super::plan::Plan;
-use super::seen::Cron;
+use super::seen::{Cron, LAST_POLLED};
 use crate::storage::seen::DataVolume;
 
 /// The status that follows. `problem`: why the source could not be polled. `now` is RFC 3339.
 pub fn status(cron: &Cron, plan: &Plan, imports: &[DataVolume], problem: Option<&str>, now: &str) -> Value {
     let mut status = if cron.status.is_object() { cron.status.clone() } else { json!({}) };
+    let polled = cron.meta.annotation(LAST_POLLED).and_then(time::seconds);
     let (progressing, mut current) = conditions(plan, imports);
     if let (Some(problem), "NoDigest") = (problem, current.1.as_str()) {
         current.2 = format!("{}: {problem}", current.2);
@@ -22,9 +24,13 @@ pub fn status(cron: &Cron, plan: &Plan, imports: &[DataVolume], problem: Option<
             status["lastImportedPVC"] = imported;
             status["lastImportTimestamp"] = json!(now);
         }
-        if import.is_none() && !plan.done {
+        // A claim is watched, not polled.
+        if polled.is_none() && import.is_none() && !plan.done {
             status["lastExecutionTimestamp"] = json!(now);
         }
+    }
+    if let Some(polled) = polled {
+        status["lastExecutionTimestamp"] = json!(time::text(polled));
     }
     let condition = |kind: &str, (state, reason, message): Condition| {
         let list = cron.status["conditions"].as_array();
@@ -76,6 +82,35 @@ mod tests {
 
     fn import(phase: &str) -> DataVolume {
         DataVolume::from(&json!({"metadata": {"name": "d"}, "spec": {}, "status": {"phase": phase}}))
+    }
+
+    #[test]
+    fn the_last_execution_is_the_last_poll_or_the_last_import_of_a_watched_claim() {
+        let plan = |done| Plan {
+            steps: vec![],
+            desired: Some("sha256:1".into()),
+            name: Some("d".into()),
+            form: Form::Claim,
+            done,
+            awaits: false,
+            trouble: None,
+        };
+        let (polled, begun) = ("2026-01-02T03:00:00Z", "2026-01-02T03:00:05Z");
+        let unchanged = json!({"lastExecutionTimestamp": "2026-01-01T03:00:00Z"});
+        for (annotation, done, expected) in [
+            (Some(polled), false, polled),
+            (Some(polled), true, polled),
+            (Some("2026-01-02T05:00:00+02:00"), true, polled),
+            (None, false, begun),
+            (None, true, "2026-01-01T03:00:00Z"),
+        ] {
+            let cron = Cron::from(&json!({
+                "metadata": {"name": "c", "namespace": "n", "annotations": {LAST_POLLED: annotation}},
+                "spec": {}, "status": unchanged,
+            }));
+            let status = status(&cron, &plan(done), &[], None, begun);
+            assert_eq!(status["lastExecutionTimestamp"], expected, "{annotation:?} {done}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::phase::{Work, next};
 use super::{Facts, Obstacle};
 use crate::storage::action::{About, Event};
 use crate::storage::names;
+use crate::storage::populate::plan::COMPLETE;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::data_volume::Status;
 use crate::storage::seen::{Claim, Condition, DataVolume};
@@ -143,13 +144,25 @@ fn bound(claim: Option<&Claim>, trouble: Option<&Obstacle>) -> Condition {
     match claim.phase {
         Binding::Bound => condition("Bound", "True", "Bound", format!("PVC {name} Bound")),
         Binding::Lost => condition("Bound", "False", "ClaimLost", "Claim Lost"),
-        // The claim that is filled in its place is refused.
-        Binding::Pending if claim.meta.says(names::RUNNING_REASON, super::QUOTA) => {
-            let message = claim.meta.annotation(names::RUNNING_MESSAGE).unwrap_or_default();
-            condition("Bound", "False", super::QUOTA, format!("target PVC {name} Pending and {message}"))
-        }
-        Binding::Pending => condition("Bound", "False", "Pending", format!("PVC {name} Pending")),
+        Binding::Pending => pending(claim),
     }
+}
+
+/// The Bound condition of a claim without a volume: it names the claim that is filled in its place, and what that one,
+/// or another program's, waits for.
+fn pending(claim: &Claim) -> Condition {
+    let (name, annotation) = (&claim.meta.name, |name| claim.meta.annotation(name));
+    let prime = annotation(names::PRIME).map(|prime| format!(" [prime PVC {prime}]")).unwrap_or_default();
+    let waits = |bound: &str| !bound.eq_ignore_ascii_case("true");
+    let (reason, message) = if claim.meta.says(names::RUNNING_REASON, super::QUOTA) {
+        (super::QUOTA, annotation(names::RUNNING_MESSAGE))
+    } else if annotation(names::BOUND).is_some_and(waits) {
+        (annotation(names::BOUND_REASON).unwrap_or_default(), annotation(names::BOUND_MESSAGE))
+    } else {
+        return condition("Bound", "False", "Pending", format!("PVC {name} Pending{prime}"));
+    };
+    let message = message.unwrap_or_default();
+    condition("Bound", "False", reason, format!("target PVC {name} Pending{prime} and {message}"))
 }
 
 fn running(claim: Option<&Claim>, facts: Facts, succeeded: bool, trouble: Option<&Obstacle>) -> Condition {
@@ -208,9 +221,11 @@ fn ready(running: &Condition, succeeded: bool) -> Condition {
 
 fn progress(before: &Status, claim: Option<&Claim>, phase: &str) -> String {
     if phase == "Succeeded" {
-        return "100.0%".to_owned();
+        return COMPLETE.to_owned();
     }
-    match claim.and_then(|claim| claim.meta.annotation(names::PROGRESS)) {
+    // The claim is complete while earlier phases are still to be reported.
+    let shown = |progress: &&str| *progress != COMPLETE;
+    match claim.and_then(|claim| claim.meta.annotation(names::PROGRESS)).filter(shown) {
         Some(progress) => progress.to_owned(),
         None if before.progress.is_empty() || before.phase == "Succeeded" => "N/A".to_owned(),
         None => before.progress.clone(),
@@ -346,6 +361,42 @@ mod tests {
         assert_eq!((running.status.as_str(), running.reason.as_str()), ("False", "ErrExceededQuota"));
         let warnings = report.events.iter().filter(|event| event.warning).count();
         assert_eq!((report.status.phase.as_str(), warnings), ("Pending", 2));
+    }
+
+    #[test]
+    fn a_pending_claim_is_reported_with_its_prime_claim_and_what_it_waits_for() {
+        let (prime, bound) = ((names::PRIME, "prime-u"), (names::BOUND, "false"));
+        let why = [(names::BOUND_REASON, "ClaimPending"), (names::BOUND_MESSAGE, "no volume")];
+        let quota = [(names::RUNNING_REASON, "ErrExceededQuota"), (names::RUNNING_MESSAGE, "exceeded quota")];
+        for (annotations, reason, message) in [
+            (vec![], "Pending", "PVC disk Pending"),
+            (vec![prime], "Pending", "PVC disk Pending [prime PVC prime-u]"),
+            (vec![prime, (names::BOUND, "True")], "Pending", "PVC disk Pending [prime PVC prime-u]"),
+            (vec![bound, why[0], why[1]], "ClaimPending", "target PVC disk Pending and no volume"),
+            (
+                vec![prime, bound, why[0], why[1]],
+                "ClaimPending",
+                "target PVC disk Pending [prime PVC prime-u] and no volume",
+            ),
+            (
+                vec![prime, quota[0], quota[1]],
+                "ErrExceededQuota",
+                "target PVC disk Pending [prime PVC prime-u] and exceeded quota",
+            ),
+        ] {
+            let mut claim = Claim::default();
+            claim.meta.name = "disk".into();
+            let annotations =
+                annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            claim.meta.annotations.extend(annotations);
+            let found = pending(&claim);
+            assert_eq!(
+                (found.status.as_str(), found.reason.as_str(), found.message.as_str()),
+                ("False", reason, message)
+            );
+            claim.phase = Binding::Bound;
+            assert_eq!(super::bound(Some(&claim), None).message, "PVC disk Bound");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::mirror::{self, Changes};
 use super::prime;
 use super::task::Task;
 use crate::storage::action::{About, Action, Event, Kind};
+use crate::storage::datavolume::plan::is_populated;
 use crate::storage::datavolume::{Obstacle, QUOTA};
 use crate::storage::names;
 use crate::storage::seen::claim::Phase;
@@ -22,6 +23,8 @@ use crate::storage::seen::{Claim, Class, Source, Volume, Worker};
 pub const NOT_MADE: &str = "ErrCreatingPVCPrime";
 /// Reason while a clone is made by the storage.
 pub const POPULATING: &str = "Populator is running";
+/// Progress of a populator that has succeeded.
+pub const COMPLETE: &str = "100.0%";
 /// Reason when the API server refuses a worker's pod.
 pub const NOT_STARTED: &str = "ErrStartingPod";
 
@@ -167,6 +170,9 @@ fn work(o: &Observed<'_>, prime: &Claim, worker: &Worker) -> Plan {
     if o.target.meta.annotation(named.0) != Some(named.1) {
         changes.insert(named.0.to_owned(), Some(named.1.to_owned()));
     }
+    if mirror.succeeded && !o.target.meta.says(names::PROGRESS, COMPLETE) {
+        changes.insert(names::PROGRESS.to_owned(), Some(COMPLETE.to_owned()));
+    }
     let mut actions = Vec::new();
     // Until the prime claim is bound the worker only waits for its node, which is the user's business when that is not
     // found.
@@ -256,7 +262,8 @@ fn stray(o: &Observed<'_>) -> Plan {
     let mut actions = Vec::new();
     if o.target.meta.says(names::POD_PHASE, "Succeeded") {
         // Before the prime claim goes: without one this would count as filled.
-        actions.push(annotate(o.target, [(names::POD_PHASE.to_owned(), None)].into(), BTreeMap::new()));
+        let taken = [names::POD_PHASE, names::PROGRESS].map(|name| (name.to_owned(), None));
+        actions.push(annotate(o.target, taken.into(), BTreeMap::new()));
     } else if let Some(prime) = o.prime.filter(|prime| !prime.meta.deleting) {
         actions.push(delete_claim(prime));
     }
@@ -411,6 +418,15 @@ pub fn prioritize(target: &Claim, task: &Task) -> Option<Action> {
     wanted.then(|| annotate(target, [change].into(), BTreeMap::new()))
 }
 
+/// Shows the progress of the worker on a claim that has no DataVolume to show it, until the end is reported.
+pub fn progressed(target: &Claim, progress: Option<String>) -> Option<Action> {
+    let shown = !target.is_of_data_volume() && is_populated(target) && !target.meta.deleting;
+    let over = target.meta.says(names::PROGRESS, COMPLETE);
+    let progress =
+        progress.filter(|progress| shown && !over && !target.meta.says(names::PROGRESS, progress))?;
+    Some(annotate(target, [(names::PROGRESS.to_owned(), Some(progress))].into(), BTreeMap::new()))
+}
+
 /// Namespace of the object that a step makes or enlarges, which quotas and policies may refuse.
 pub fn made_in(action: &Action) -> Option<&str> {
     match action {
@@ -538,6 +554,34 @@ mod tests {
         assert_eq!(annotations[names::PRIORITY_CLASS].as_deref(), Some("high"));
         target.meta.annotations.insert(names::PRIORITY_CLASS.to_owned(), "low".to_owned());
         assert_eq!(prioritize(&target, &task("high")), None);
+    }
+
+    #[test]
+    fn a_claim_without_a_data_volume_shows_the_progress_until_it_is_complete() {
+        let claim = |kind: &str, owner: &str, annotations: &Value| {
+            Claim::from(&json!({
+                "metadata": {"name": "disk", "namespace": "n", "uid": "c", "annotations": annotations,
+                    "ownerReferences": [{"kind": owner, "uid": "o", "controller": true}]},
+                "spec": {"dataSourceRef": {"apiGroup": names::GROUP, "kind": kind, "name": "s"}},
+            }))
+        };
+        let progress = |text: &str| json!({names::PROGRESS: text});
+        let (import, clone) = (names::IMPORT_SOURCE, names::CLONE_SOURCE);
+        for (claim, progress, shown) in [
+            (claim(import, "Backup", &json!({})), Some("7.00%"), Some("7.00%")),
+            (claim(clone, "Backup", &progress("7.00%")), Some("18.00%"), Some("18.00%")),
+            (claim(import, "Backup", &progress("7.00%")), Some("7.00%"), None),
+            (claim(import, "Backup", &progress("7.00%")), None, None),
+            (claim(import, "Backup", &progress("100.0%")), Some("93.00%"), None),
+            (claim(import, "DataVolume", &json!({})), Some("7.00%"), None),
+            (claim("Sample", "Backup", &json!({})), Some("7.00%"), None),
+        ] {
+            let written = progressed(&claim, progress.map(str::to_owned)).map(|action| match action {
+                Action::Annotate { annotations, .. } => annotations[names::PROGRESS].clone().unwrap(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(written.as_deref(), shown, "{claim:?}");
+        }
     }
 
     #[test]

@@ -38,8 +38,15 @@ pub fn claim(target: &Claim, task: &Task) -> Value {
         "volumeMode": if target.block { "Block" } else { "Filesystem" },
         "resources": {"requests": {"storage": target.size.to_string()}},
     });
+    if !target.limits.is_empty() {
+        spec["resources"]["limits"] = json!(target.limits);
+    }
     if let Some(class) = &target.class {
         spec["storageClassName"] = json!(class);
+    }
+    // The volume becomes the target's, and Kubernetes binds no claim to a volume of another attributes class.
+    if !target.attributes_class.is_empty() {
+        spec["volumeAttributesClassName"] = json!(target.attributes_class);
     }
     let mut labels = json!({"app": names::APP, names::EXCLUDED_FROM_BACKUP: "true"});
     if !target.block {
@@ -76,7 +83,8 @@ mod tests {
         let target = Claim::from(&json!({
             "metadata": {"name": "c", "namespace": "n", "uid": "u", "annotations": {names::SELECTED_NODE: "node1"}},
             "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": "fast",
-                "resources": {"requests": {"storage": "1Gi"}},
+                "resources": {"requests": {"storage": "1Gi"}, "limits": {"storage": "2Gi"}},
+                "volumeAttributesClassName": "gold",
                 "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": "VolumeImportSource", "name": "s"}},
         }));
         let task = Task {
@@ -91,7 +99,8 @@ mod tests {
             prime["spec"],
             json!({
                 "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": "fast",
-                "resources": {"requests": {"storage": "1073741824"}},
+                "resources": {"requests": {"storage": "1073741824"}, "limits": {"storage": "2Gi"}},
+                "volumeAttributesClassName": "gold",
             })
         );
         let annotations = &prime["metadata"]["annotations"];

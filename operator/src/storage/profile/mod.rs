@@ -7,19 +7,22 @@
 //!  StorageProfile.spec (overrides) ─┘
 //! ```
 //!
-//! The properties of a provisioner that the table does not know are inferred; a condition names the facts.
+//! The properties of a provisioner that the table does not know are inferred; a condition names the facts. A class
+//! without a provisioner has those of its volumes ([`properties_of`]), which its StorageProfile's status keeps.
 
 mod infer;
 mod render;
 mod table;
 mod variant;
+mod volumes;
 
 use serde_json::Value;
 
 use crate::storage::seen::{Class, text, texts};
 
 pub use infer::{Driver, Reach};
-pub use render::status;
+pub use render::{patch, status};
+pub use volumes::{NO_PROVISIONER, properties as properties_of};
 
 /// Annotation of a StorageProfile: the smallest claim that the storage accepts.
 const MINIMUM: &str = "cdi.kubevirt.io/minimumSupportedPvcSize";
@@ -88,11 +91,13 @@ impl From<&Value> for SnapshotClass {
     }
 }
 
-/// The user's settings in a StorageProfile.
+/// What a StorageProfile adds to what follows from its class: the user's settings, and the modes of volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// `spec.claimPropertySets`.
     pub properties: Vec<Property>,
+    /// `status.claimPropertySets`: those of the volumes, where the class has no provisioner.
+    pub volumes: Vec<Property>,
     /// `spec.cloneStrategy`.
     pub clone: Option<CloneStrategy>,
     /// `spec.dataImportCronSourceFormat` is given: whether it is `snapshot`.
@@ -110,14 +115,12 @@ pub struct Overrides {
 impl From<&Value> for Overrides {
     fn from(profile: &Value) -> Self {
         let spec = &profile["spec"];
-        let sets = spec["claimPropertySets"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let properties = sets
-            .iter()
-            .map(|set| Property { modes: texts(&set["accessModes"]), block: set["volumeMode"] == "Block" });
-        let annotations = &profile["metadata"]["annotations"];
+        let (annotations, status) = (&profile["metadata"]["annotations"], &profile["status"]);
+        let by_hand = status["provisioner"] == NO_PROVISIONER;
         let minimum = annotations[MINIMUM].as_str();
         Self {
-            properties: properties.filter(|property| !property.modes.is_empty()).collect(),
+            properties: sets(&spec["claimPropertySets"]),
+            volumes: if by_hand { sets(&status["claimPropertySets"]) } else { Vec::new() },
             clone: spec["cloneStrategy"].as_str().and_then(CloneStrategy::of_word),
             cron_snapshots: spec["dataImportCronSourceFormat"].as_str().map(|format| format == "snapshot"),
             snapshot_class: text(&spec["snapshotClass"]),
@@ -128,10 +131,18 @@ impl From<&Value> for Overrides {
     }
 }
 
+/// The properties in `claimPropertySets`.
+fn sets(list: &Value) -> Vec<Property> {
+    let sets = list.as_array().into_iter().flatten();
+    let property =
+        |set: &Value| Property { modes: texts(&set["accessModes"]), block: set["volumeMode"] == "Block" };
+    sets.map(property).filter(|property| !property.modes.is_empty()).collect()
+}
+
 /// Where the claim properties of a profile come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Knowledge {
-    /// The table, or the user.
+    /// The table, the volumes of a class without a provisioner, or the user.
     Recognized,
     /// The provisioner is known, and the class's parameters name no variant of it.
     UnknownParameters,
@@ -180,7 +191,10 @@ impl Profile {
         snapshots: &[SnapshotClass],
     ) -> Self {
         let key = variant::key(class);
-        let known = table::properties(&key);
+        let known = match class.provisioner == NO_PROVISIONER {
+            true => Some(overrides.volumes.clone()).filter(|volumes| !volumes.is_empty()),
+            false => table::properties(&key),
+        };
         let variants_only = known.is_none() && table::has_variants(&class.provisioner);
         let knowledge = match (&known, variants_only) {
             _ if !overrides.properties.is_empty() => Knowledge::Recognized,
@@ -277,6 +291,28 @@ mod tests {
             (CloneStrategy::Snapshot, "b", 1)
         );
         assert!(!csi.properties[0].block);
+    }
+
+    #[test]
+    fn a_class_without_a_provisioner_has_the_properties_of_its_volumes() {
+        let class = class(NO_PROVISIONER);
+        let sets = |mode: &str| json!([{"accessModes": ["ReadWriteOnce"], "volumeMode": mode}]);
+        let written = json!({"provisioner": NO_PROVISIONER, "claimPropertySets": sets("Block")});
+        for (profile, expected) in [
+            (json!({}), (None, Knowledge::Unknown)),
+            (json!({"status": written}), (Some(true), Knowledge::Recognized)),
+            (
+                json!({"spec": {"claimPropertySets": sets("Filesystem")}, "status": written}),
+                (Some(false), Knowledge::Recognized),
+            ),
+        ] {
+            let found = Profile::of(&class, &Overrides::from(&profile), None, &[]);
+            let block = found.properties.first().map(|property| property.block);
+            assert_eq!((block, found.knowledge), expected, "{profile}");
+        }
+        // A status of another provisioner is no source of its properties.
+        let inferred = json!({"status": {"provisioner": "x.example", "claimPropertySets": sets("Block")}});
+        assert!(Overrides::from(&inferred).volumes.is_empty());
     }
 
     #[test]

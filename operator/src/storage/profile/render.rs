@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::infer::{Driver, Reach};
-use super::{Knowledge, Profile};
+use super::{Knowledge, NO_PROVISIONER, Profile};
 
 /// The status that a StorageProfile should have. Times of conditions are the caller's: `now` (RFC 3339) is used where
 /// the condition of `before` differs.
@@ -30,6 +30,17 @@ pub fn status(profile: &Profile, before: &Value, now: &str) -> Value {
         status["snapshotClass"] = json!(profile.snapshot_class);
     }
     status
+}
+
+/// The merge patch that makes a status of the one before: fields that it has no more are removed.
+pub fn patch(before: &Value, status: &Value) -> Value {
+    let mut patch = status.clone();
+    for (field, _) in before.as_object().into_iter().flatten() {
+        if status.get(field).is_none() {
+            patch[field] = Value::Null;
+        }
+    }
+    patch
 }
 
 /// The facts that properties were inferred from, and what an administrator does about the properties.
@@ -67,6 +78,14 @@ fn recognized(profile: &Profile, before: &Value, now: &str) -> Value {
             format!(
                 "the parameters of StorageClass {class} name no known variant of {provisioner}; {}",
                 remedy(profile)
+            ),
+        ),
+        Knowledge::Unknown if provisioner == NO_PROVISIONER => (
+            "False",
+            "UnrecognizedProvisioner",
+            format!(
+                "no PersistentVolume has StorageClass {class}, and its properties are those of its volumes; create one, \
+                 or set spec.claimPropertySets"
             ),
         ),
         Knowledge::Unknown => (
@@ -130,7 +149,20 @@ mod tests {
             "the parameters of StorageClass  name no known variant of csi.trident.netapp.io; the properties are inferred \
              from its CSIDriver; set spec.claimPropertySets and spec.cloneStrategy to change them"
         );
+        let volumes = message(NO_PROVISIONER, None, &[]);
+        assert!(volumes.starts_with("no PersistentVolume has StorageClass "), "{volumes}");
         assert_eq!(message("topolvm.io", driver(false, Reach::OneNode), &[]), "Provisioner is recognized");
+    }
+
+    #[test]
+    fn a_patch_removes_what_the_status_has_no_more() {
+        let after = json!({"provisioner": "x", "cloneStrategy": "copy"});
+        let before = json!({"provisioner": "x", "claimPropertySets": [{}], "snapshotClass": "s"});
+        let wanted = json!({
+            "provisioner": "x", "cloneStrategy": "copy", "claimPropertySets": null, "snapshotClass": null,
+        });
+        assert_eq!(patch(&before, &after), wanted);
+        assert_eq!(patch(&Value::Null, &after), after);
     }
 
     #[test]

@@ -22,6 +22,12 @@ pub(super) fn properties(key: &str) -> Option<Vec<Property>> {
     Some(CLAIMS.get(key)?.split(' ').filter_map(property).collect())
 }
 
+/// Every provisioner and variant with claim properties.
+#[cfg(test)]
+pub(super) fn keys() -> impl Iterator<Item = &'static str> {
+    CLAIMS.keys().copied()
+}
+
 fn property(word: &str) -> Option<Property> {
     let (mode, kind) = word.split_once('/')?;
     let access = match mode {

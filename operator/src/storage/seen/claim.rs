@@ -1,8 +1,10 @@
 //! PersistentVolumeClaim.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
-use super::meta::{Meta, bytes, conditions, text, texts};
+use super::meta::{Meta, bytes, conditions, map, text, texts};
 use crate::storage::names;
 
 /// The fields read from a claim.
@@ -18,6 +20,10 @@ pub struct Claim {
     pub block: bool,
     /// `spec.resources.requests.storage`, bytes; 0 when it cannot be read.
     pub size: u64,
+    /// `spec.resources.limits`.
+    pub limits: BTreeMap<String, String>,
+    /// `spec.volumeAttributesClassName`; empty for none.
+    pub attributes_class: String,
     /// `spec.volumeName`; empty until a volume is chosen.
     pub volume: String,
     /// `spec.dataSourceRef`, or `spec.dataSource`.
@@ -31,6 +37,11 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Whether a DataVolume controls it.
+    pub fn is_of_data_volume(&self) -> bool {
+        self.meta.controller().is_some_and(|owner| owner.kind == "DataVolume")
+    }
+
     /// Whether it has still to bind to one of the volumes that are reserved for it.
     pub fn waits_for_reserved(&self) -> bool {
         self.meta.annotation(names::VOLUME_LIST).is_some()
@@ -73,6 +84,8 @@ impl From<&Value> for Claim {
             modes: texts(&spec["accessModes"]),
             block: spec["volumeMode"] == "Block",
             size: bytes(&spec["resources"]["requests"]["storage"]),
+            limits: map(&spec["resources"]["limits"]),
+            attributes_class: text(&spec["volumeAttributesClassName"]),
             volume: text(&spec["volumeName"]),
             source: source.map(|source| SourceRef {
                 group: text(&source["apiGroup"]),
@@ -104,12 +117,14 @@ mod tests {
         let claim = Claim::from(&json!({
             "metadata": {"name": "c"},
             "spec": {"storageClassName": "", "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "volumeName": "v",
-                "resources": {"requests": {"storage": "1Gi"}},
+                "resources": {"requests": {"storage": "1Gi"}, "limits": {"storage": "3Gi"}},
+                "volumeAttributesClassName": "gold",
                 "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": "VolumeImportSource", "name": "s"}},
             "status": {"phase": "Bound", "capacity": {"storage": "2Gi"}},
         }));
         assert_eq!((claim.class.as_deref(), claim.block, claim.size), (Some(""), true, 1 << 30));
         assert_eq!((claim.phase, claim.capacity, claim.volume.as_str()), (Phase::Bound, 2 << 30, "v"));
+        assert_eq!((claim.limits["storage"].as_str(), claim.attributes_class.as_str()), ("3Gi", "gold"));
         assert_eq!(claim.source.unwrap().kind, "VolumeImportSource");
         let empty = Claim::from(&json!({}));
         assert_eq!((empty.phase, empty.class, empty.source), (Phase::Pending, None, None));

@@ -19,6 +19,8 @@ use crate::storage::settings::Settings;
 const CERTIFICATES: &str = "/certs";
 const PROXY_CERTIFICATES: &str = api::names::PROXY_CERT_DIR;
 const REGISTRY_LOGIN: &str = "/registry-login";
+/// Annotation of pods: OpenShift resolves names of image streams in their images.
+const RESOLVES_NAMES: &str = "alpha.image.policy.openshift.io/resolve-names";
 
 /// The inputs of an importer's pod.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,8 @@ struct Parts {
     logins: Vec<Value>,
     /// Architecture of the node; empty for any.
     architecture: String,
+    /// Whether an image is named by its ImageStream.
+    resolves_names: bool,
 }
 
 impl Parts {
@@ -107,9 +111,12 @@ pub fn pod(import: &Import<'_>) -> Option<Value> {
         Source::Registry(registry) if registry.by_node => {
             node_job(registry, (settings, images), &mut job, &mut parts)?;
         }
-        Source::Registry(registry) => registry_job(registry, settings, &mut job, &mut parts),
+        Source::Registry(registry) if registry.image_stream.is_empty() => {
+            registry_job(registry, settings, &mut job, &mut parts);
+        }
         Source::Blank => job.source = SourceKind::None,
-        Source::Upload
+        Source::Registry(_)
+        | Source::Upload
         | Source::Claim { .. }
         | Source::Snapshot { .. }
         | Source::Reference { .. }
@@ -226,6 +233,10 @@ fn assemble(import: &Import<'_>, job: &Job, parts: Parts, owner: &Value, images:
     let mut volumes = vec![volume];
     volumes.extend(parts.volumes);
     let name = names::importer_pod(&written.meta.name);
+    let mut annotations = annotations(user, names::CREATED_BY_CONTROLLER);
+    if parts.resolves_names {
+        annotations[RESOLVES_NAMES] = json!("*");
+    }
     let mut spec = json!({
         "restartPolicy": "OnFailure",
         "containers": [{
@@ -265,7 +276,7 @@ fn assemble(import: &Import<'_>, job: &Job, parts: Parts, owner: &Value, images:
             "name": name,
             "namespace": written.meta.namespace,
             "labels": {"app": names::APP, names::WORKER: names::IMPORTER, "prometheus.cdi.kubevirt.io": "true"},
-            "annotations": annotations(user, names::CREATED_BY_CONTROLLER),
+            "annotations": annotations,
             "ownerReferences": [owner],
         },
         "spec": spec,
@@ -310,7 +321,11 @@ fn node_job(
 ) -> Option<()> {
     const SHARED: &str = "/shared";
     const SERVER: &str = "/shared/server";
-    let image = registry.url.strip_prefix("docker://")?;
+    parts.resolves_names = !registry.image_stream.is_empty();
+    let image = match parts.resolves_names {
+        true => registry.image_stream.as_str(),
+        false => registry.url.strip_prefix("docker://")?,
+    };
     job.source = SourceKind::Http;
     job.pull_method = PullMethod::Node;
     job.endpoint = format!("http://localhost:{}{}", node::SERVER_PORT, node::DISK_PATH);
@@ -451,6 +466,7 @@ mod tests {
             json!({"upload": {}}),
             json!({"pvc": {"name": "a"}}),
             json!({"registry": {"url": "oci-archive:a", "pullMethod": "node"}}),
+            json!({"registry": {"imageStream": "a"}}),
         ] {
             assert_eq!(made(&none, false, &settings), None);
         }
@@ -500,6 +516,11 @@ mod tests {
         assert_eq!(spec["nodeSelector"]["kubernetes.io/arch"], "amd64");
         let text = spec.to_string();
         assert!(!text.contains("accessKeyId") && text.matches("emptyDir").count() == 1);
+        assert!(pod["metadata"]["annotations"].get(RESOLVES_NAMES).is_none());
+        let stream = json!({"registry": {"imageStream": "fedora:41", "pullMethod": "node"}});
+        let pod = made(&stream, false, &settings).unwrap();
+        assert_eq!(pod["spec"]["containers"][1]["image"], "fedora:41");
+        assert_eq!(pod["metadata"]["annotations"][RESOLVES_NAMES], "*");
     }
 
     #[test]

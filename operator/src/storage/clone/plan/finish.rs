@@ -7,7 +7,7 @@ use crate::storage::action::{Action, Kind};
 use crate::storage::clone::sender;
 use crate::storage::names;
 use crate::storage::populate::mirror::Changes;
-use crate::storage::populate::plan::{is_filled, misbound};
+use crate::storage::populate::plan::{COMPLETE, is_filled, misbound};
 use crate::storage::profile::CloneStrategy;
 
 /// The target has a volume.
@@ -25,6 +25,7 @@ pub(super) fn bound(o: &Observed<'_>) -> Plan {
 pub(super) fn succeeded(o: &Observed<'_>) -> Plan {
     let mut changes: Changes = [
         (names::CLONE_PHASE, "Succeeded"),
+        (names::PROGRESS, COMPLETE),
         (names::RUNNING, "false"),
         (names::RUNNING_REASON, "Completed"),
         (names::RUNNING_MESSAGE, "Clone Complete"),

@@ -71,7 +71,13 @@ fn shape(o: &Observed<'_>, namespace: &str, size: u64) -> Value {
     if let Some(node) = chosen.or_else(|| node_of_source(o).filter(|_| namespace == o.origin.namespace)) {
         metadata["annotations"][names::SELECTED_NODE] = json!(node);
     }
-    claim(&metadata, &json!(o.target.modes), o.target.block, o.target.class.as_deref(), size)
+    let (target, modes) = (o.target, json!(o.target.modes));
+    let mut made = claim(&metadata, &modes, target.block, target.class.as_deref(), size);
+    // The volume becomes the target's, and Kubernetes binds no claim to a volume of another attributes class.
+    if !target.attributes_class.is_empty() {
+        made["spec"]["volumeAttributesClassName"] = json!(target.attributes_class);
+    }
+    made
 }
 
 fn claim(metadata: &Value, modes: &Value, block: bool, class: Option<&str>, size: u64) -> Value {

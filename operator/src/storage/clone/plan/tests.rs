@@ -177,6 +177,22 @@ fn a_clone_goes_step_by_step() {
 }
 
 #[test]
+fn the_temporary_claim_has_the_targets_attributes_class() {
+    let ready = source("Bound", "Succeeded");
+    let mut forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    for class in ["", "gold"] {
+        forced.attributes_class = class.to_owned();
+        for way in [CloneStrategy::CsiClone, CloneStrategy::Copy] {
+            let begun = Case { forced: Some(way), ..Case::new(&forced, Some(&ready)) }.plan();
+            let [Action::Annotate { .. }, Action::Create(claim)] = begun.actions.as_slice() else {
+                panic!("{begun:?}")
+            };
+            assert_eq!(Claim::from(claim).attributes_class, class, "{way:?}");
+        }
+    }
+}
+
+#[test]
 fn a_snapshot_is_taken_restored_and_removed() {
     let ready = source("Bound", "Succeeded");
     let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
@@ -305,6 +321,7 @@ fn without_a_populator_the_copy_is_put_into_the_bound_target() {
     let told = of(&copied, Some(&server), Some(&sender));
     let [Action::Annotate { annotations, .. }] = told.actions.as_slice() else { panic!("{told:?}") };
     assert_eq!(annotations[names::CLONE_PHASE].as_deref(), Some("Succeeded"));
+    assert_eq!(annotations[names::PROGRESS].as_deref(), Some("100.0%"));
     let done = at("Bound", json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Succeeded"}));
     let cleaned = of(&done, Some(&server), Some(&sender));
     assert!(
