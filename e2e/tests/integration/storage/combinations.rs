@@ -224,14 +224,7 @@ impl<'a> Case<'a> {
         let volume = space.get("DataVolume", &name).unwrap();
         let status = &volume["status"];
         assert_eq!((&status["progress"], &status["claimName"]), (&json!("100.0%"), &json!(name)), "{name}");
-        for (condition, state, reason) in
-            [("Ready", "True", ""), ("Bound", "True", "Bound"), ("Running", "False", "Completed")]
-        {
-            until(&format!("{name}: {condition} is {state} {reason}"), || {
-                let (found, why, _) = space.condition(&name, condition)?;
-                (found == state && why == reason).then_some(())
-            });
-        }
+        space.completed(&name);
         let file = space.file(&name);
         match self.content {
             Content::Disk => assert_same(&file),

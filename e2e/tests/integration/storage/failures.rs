@@ -26,11 +26,18 @@ fn an_image_that_appears_later_is_imported() {
     });
     assert_eq!(reason, "Error");
     assert!(message.contains("404"), "{message}");
+    space.warned("disk", "Error", "404");
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
     server.set_mood(Mood::Well);
     space.phases("disk", "Succeeded");
     assert_same(&space.file("disk"));
     let volume = space.get("DataVolume", "disk").unwrap();
     assert!(volume["status"]["restartCount"].as_u64().unwrap() >= 1);
+    space.completed("disk");
+    until("the success is an event", || {
+        let text = "Successfully imported into PVC disk".to_owned();
+        space.events("disk").contains(&("ImportSucceeded".to_owned(), text)).then_some(())
+    });
 }
 
 #[test]
@@ -184,7 +191,12 @@ fn a_wrong_checksum_fails_and_is_not_tried_again() {
     let source = json!({"http": {"url": web.url("disk.qcow2"), "checksum": checksum}});
     space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
     space.phases("disk", "Failed");
-    assert_eq!(space.condition("disk", "Running").unwrap().1, "ChecksumError");
+    let (running, reason, _) = space.condition("disk", "Running").unwrap();
+    assert_eq!((running.as_str(), reason.as_str()), ("False", "ChecksumError"));
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
+    assert_eq!(space.condition("disk", "Bound").unwrap().0, "False", "the volume is not handed over");
+    space.warned("disk", "ImportFailed", "Failed to import into PVC disk");
+    space.warned("disk", "ChecksumError", "checksum");
     until("the importer is gone", || space.names("Pod").is_empty().then_some(()));
     std::thread::sleep(Duration::from_secs(3));
     assert!(space.names("Pod").is_empty(), "it is not tried again");
@@ -201,6 +213,11 @@ fn a_missing_class_is_named_and_used_when_it_appears() {
     });
     assert!(begun.elapsed() < bar(Duration::from_secs(10)));
     assert!(message.contains("StorageClass later does not exist"), "{message}");
+    space.warned("disk", "ErrClaimNotValid", "StorageClass later does not exist");
+    let (status, reason, message) = space.condition("disk", "Bound").unwrap();
+    assert_eq!([&*status, &*reason, &*message], ["False", "NotFound", "No PVC found"]);
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
+    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
     space.create(
         "StorageClass",
         json!({
@@ -209,6 +226,7 @@ fn a_missing_class_is_named_and_used_when_it_appears() {
         }),
     );
     space.phases("disk", "Succeeded");
+    space.completed("disk");
 }
 
 #[test]
@@ -228,8 +246,10 @@ fn a_quota_is_reported_and_the_import_continues_without_it() {
         (status == "False" && reason == "ErrExceededQuota").then_some(())
     });
     assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
+    space.warned("disk", "ErrExceededQuota", "exceeded quota: none");
     space.delete("ResourceQuota", "none");
     space.phases("disk", "Succeeded");
+    space.completed("disk");
 }
 
 #[test]
@@ -237,16 +257,32 @@ fn a_deleted_claim_is_made_and_filled_again() {
     let space = Space::new("failures-claim");
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
     let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    let timeline = Timeline::start(&space);
     space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
     space.phases("disk", "Succeeded");
     let uid = space.get("PersistentVolumeClaim", "disk").unwrap()["metadata"]["uid"].clone();
+    // The claim stays until no pod uses it.
+    space.consumer("disk", "Filesystem");
+    until("the claim is used", || {
+        (space.get("Pod", "consumer-disk")?["status"]["phase"] == "Running").then_some(())
+    });
     space.delete("PersistentVolumeClaim", "disk");
+    until("the DataVolume waits for the end of its claim", || {
+        let (status, reason, message) = space.condition("disk", "Running")?;
+        let named = message.contains("marked for deletion");
+        (status == "False" && reason == "ErrResourceMarkedForDeletion" && named).then_some(())
+    });
+    space.warned("disk", "ErrResourceMarkedForDeletion", "marked for deletion");
+    space.delete("Pod", "consumer-disk");
     until("another claim is filled", || {
         let claim = space.get("PersistentVolumeClaim", "disk")?;
         let done = space.get("DataVolume", "disk")?["status"]["phase"] == "Succeeded";
         (claim["metadata"]["uid"] != uid && done && claim["status"]["phase"] == "Bound").then_some(())
     });
     assert_same(&space.file("disk"));
+    space.completed("disk");
+    let once = ["Pending", "ImportScheduled", "ImportInProgress", "Succeeded"];
+    assert_eq!(timeline.phases("disk"), [once, once].concat());
 }
 
 #[test]

@@ -91,6 +91,22 @@ impl Space {
         about.map(|event| (text(&event.data["reason"]), text(&event.data["message"]))).collect()
     }
 
+    /// Waits for a warning about an object, with this reason and these words: events are published after the status.
+    #[track_caller]
+    pub(crate) fn warned(&self, name: &str, reason: &str, words: &str) {
+        until(&format!("{name} has a warning {reason}: {words}"), || {
+            let all = CLUSTER.run(api("Event", &self.0).list(&ListParams::default())).unwrap();
+            let is_it = |event: &DynamicObject| {
+                let text = event.data["message"].as_str().unwrap_or_default();
+                event.data["involvedObject"]["name"] == name
+                    && event.data["type"] == "Warning"
+                    && event.data["reason"] == reason
+                    && text.contains(words)
+            };
+            all.items.iter().any(is_it).then_some(())
+        });
+    }
+
     /// Makes a DataVolume with a claim of 128 MiB.
     pub(crate) fn data_volume(
         &self,
@@ -121,6 +137,19 @@ impl Space {
             volume["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind)?.clone();
         let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
         Some((text("status"), text("reason"), text("message")))
+    }
+
+    /// Waits until a DataVolume is ready and bound, and its worker has completed.
+    #[track_caller]
+    pub(crate) fn completed(&self, name: &str) {
+        for (condition, state, reason) in
+            [("Ready", "True", ""), ("Bound", "True", "Bound"), ("Running", "False", "Completed")]
+        {
+            until(&format!("{name}: {condition} is {state} {reason}"), || {
+                let (found, why, _) = self.condition(name, condition)?;
+                (found == state && why == reason).then_some(())
+            });
+        }
     }
 
     /// Waits for a phase; gives the phases that were seen on the way.
