@@ -15,6 +15,7 @@ mod manifests;
 pub(crate) mod platform;
 pub(crate) mod send;
 pub(crate) mod setup;
+mod sources;
 pub(crate) mod space;
 pub(crate) mod timeline;
 mod uploads;

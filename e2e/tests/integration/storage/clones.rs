@@ -105,7 +105,7 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
 }
 
 /// Makes a class with this clone strategy.
-fn class(strategy: &str) -> String {
+pub(crate) fn class(strategy: &str) -> String {
     let name = format!("hostpath-{strategy}");
     apply(
         &CLUSTER,
@@ -287,17 +287,8 @@ fn a_namespaces_owners_grant_clones_to_another_one() {
     let target = Space::new("grants-target");
     let reference = json!({"kind": "PersistentVolumeClaim", "name": "golden"});
     target.create("VolumeCloneSource", json!({"metadata": {"name": "far"}, "spec": {"source": reference}}));
-    target.create(
-        "PersistentVolumeClaim",
-        json!({
-            "metadata": {"name": "mine", "annotations": {"cdi.kubevirt.io/dataSourceNamespace": "grants-source"}},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "storageClassName": IMMEDIATE,
-                "resources": {"requests": {"storage": "128Mi"}},
-                "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": "VolumeCloneSource", "name": "far"},
-            },
-        }),
-    );
+    let annotations = json!({"cdi.kubevirt.io/dataSourceNamespace": "grants-source"});
+    target.claim("mine", ("VolumeCloneSource", "far"), &annotations);
     until("the claim says why it is not filled", || {
         let claim = target.get("PersistentVolumeClaim", "mine")?;
         let reason = &claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.condition.running.reason"];

@@ -4,20 +4,16 @@
 //! A third of the combinations of each source, another third for each, so that all sources together have every pair; all
 //! of them with the full counts.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::LazyLock;
+use std::path::Path;
 
-use e2e::peer::registry::{self, Registry};
-use e2e::peer::s3::{ACCESS_KEY, SECRET_KEY, Store};
+use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
-use image::layer::{self, Member};
 use serde_json::{Value, json};
 
 use crate::storage::send::upload_to;
-use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
+use crate::storage::setup::{ARCHIVE, CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
+use crate::storage::sources;
 use crate::storage::space::{Space, until};
 use crate::storage::timeline::Timeline;
 
@@ -246,22 +242,6 @@ impl<'a> Case<'a> {
     }
 }
 
-/// A tar file with the disk.
-static ARCHIVE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = DISK.raw.parent().unwrap().join("archive");
-    fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("files.tar");
-    let tar = Command::new("tar")
-        .args(["--transform", "s/.*/files.raw/", "-cf"])
-        .arg(&file)
-        .arg("-C")
-        .arg(DISK.raw.parent().unwrap())
-        .arg(DISK.raw.file_name().unwrap())
-        .status();
-    assert!(tar.unwrap().success());
-    file
-});
-
 fn served(folder: &Path) -> Web {
     Web::start(CLUSTER.place(), folder).unwrap()
 }
@@ -290,16 +270,8 @@ fn empty_disks_are_made_in_every_kind_of_claim() {
 #[test]
 fn images_from_object_stores_reach_every_kind_of_claim() {
     let (s3, gcs) = (Space::new("combined-s3"), Space::new("combined-gcs"));
-    let root = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    fs::create_dir(root.path().join("bucket")).unwrap();
-    fs::copy(&DISK.qcow2, root.path().join("bucket/disk.qcow2")).unwrap();
-    let store = Store::start(CLUSTER.place(), root.path()).unwrap();
-    s3.create("ConfigMap", json!({"metadata": {"name": "authority"}, "data": {"ca.pem": store.authority()}}));
-    let keys = json!({"accessKeyId": ACCESS_KEY, "secretKey": SECRET_KEY});
-    s3.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
-    let url = store.url("bucket", "disk.qcow2");
-    let source = json!({"s3": {"url": url, "secretRef": "keys", "certConfigMap": "authority"}});
-    Case::import(&s3, source, 0).run();
+    let (store, root) = sources::store();
+    Case::import(&s3, sources::object(&s3, &store, "disk.qcow2"), 0).run();
     // A public bucket, by its address on the web.
     let web = served(root.path());
     Case::import(&gcs, json!({"gcs": {"url": web.url("bucket/disk.qcow2")}}), 1).run();
@@ -310,22 +282,8 @@ fn images_from_a_registry_reach_every_kind_of_claim() {
     let (pods, nodes) = (Space::new("combined-registry"), Space::new("combined-node"));
     let registry = Registry::start(CLUSTER.place()).unwrap();
     CLUSTER.trust_registry(&registry.address(), registry.authority()).unwrap();
-    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
-    let image = CLUSTER.run(registry.push("disks/combined", &layer, &[])).unwrap();
-    pods.create(
-        "ConfigMap",
-        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
-    );
-    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
-    pods.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
-    let url = format!("docker://{image}");
-    let source = json!({"url": url, "certConfigMap": "authority", "secretRef": "keys"});
-    Case::import(&pods, json!({"registry": source}), 2).run();
+    let image = sources::push(&registry, "disks/combined");
+    Case::import(&pods, json!({"registry": sources::pulled(&pods, &registry, &image)}), 2).run();
     nodes.create(
         "Secret",
         json!({
@@ -333,6 +291,7 @@ fn images_from_a_registry_reach_every_kind_of_claim() {
             "stringData": {".dockerconfigjson": registry.docker_config()},
         }),
     );
+    let url = format!("docker://{image}");
     let source = json!({"url": url, "pullMethod": "node", "secretRef": "login"});
     Case::import(&nodes, json!({"registry": source}), 0).run();
 }

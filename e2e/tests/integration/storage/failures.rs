@@ -1,16 +1,15 @@
 //! Imports that fail, and the conditions of their DataVolumes; they continue when the cause is removed.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use e2e::bar;
 use e2e::peer::flaky::{Flaky, Mood};
-use e2e::peer::registry::{self, Registry};
+use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
-use image::layer::{self, Member};
 use serde_json::json;
 
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, MIB, assert_same};
+use crate::storage::sources;
 use crate::storage::space::{Space, until};
 use crate::storage::timeline::Timeline;
 
@@ -85,23 +84,13 @@ fn an_image_of_another_architecture_is_named_and_the_right_one_is_taken() {
     let space = Space::new("failures-architecture");
     let registry = Registry::start(CLUSTER.place()).unwrap();
     let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let layer = sources::layer(folder.path());
     let image = CLUSTER.run(registry.push_for("arm64", "disks/foreign", &layer, &[])).unwrap();
-    space.create(
-        "ConfigMap",
-        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
-    );
-    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
-    space.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    let fields = sources::pulled(&space, &registry, &image);
     let source = |architecture: &str| {
-        json!({"registry": {
-            "url": format!("docker://{image}"), "certConfigMap": "authority", "secretRef": "keys",
-            "platform": {"architecture": architecture},
-        }})
+        let mut fields = fields.clone();
+        fields["platform"] = json!({"architecture": architecture});
+        json!({"registry": fields})
     };
     space.data_volume("disk", &source("amd64"), IMMEDIATE, "Filesystem", &json!({}));
     let text = "the image is for linux/arm64, and linux/amd64 was asked for";

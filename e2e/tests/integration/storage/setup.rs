@@ -63,6 +63,24 @@ pub(crate) static DISK: LazyLock<Disk> = LazyLock::new(|| {
     disk
 });
 
+/// A tar file with the disk as `files.raw`; web servers of the disk's folder have it, too, as [`ARCHIVE_URL`].
+pub(crate) static ARCHIVE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let file = DISK.raw.parent().unwrap().join(ARCHIVE_URL);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let tar = Command::new("tar")
+        .args(["--transform", "s/.*/files.raw/", "-cf"])
+        .arg(&file)
+        .arg("-C")
+        .arg(DISK.raw.parent().unwrap())
+        .arg(DISK.raw.file_name().unwrap())
+        .status();
+    assert!(tar.unwrap().success());
+    file
+});
+
+/// Where the archive is below the disk's folder.
+pub(crate) const ARCHIVE_URL: &str = "archive/files.tar";
+
 /// Whether a volume begins with the disk's bytes.
 #[track_caller]
 pub(crate) fn assert_same(volume: &Path) {
