@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, apply, assert_same};
 use crate::storage::space::{Space, until};
+use crate::storage::timeline::Timeline;
 
 #[test]
 fn an_imported_disk_is_cloned_without_copying_data() {
@@ -104,15 +105,15 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
     }
 }
 
-/// Makes a class with this clone strategy.
-pub(crate) fn class(strategy: &str) -> String {
-    let name = format!("hostpath-{strategy}");
+/// Makes a class with this clone strategy and binding mode.
+pub(crate) fn class(strategy: &str, binding: &str) -> String {
+    let name = format!("hostpath-{strategy}-{}", binding.to_lowercase());
     apply(
         &CLUSTER,
         &format!(
             "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: {name}\n  annotations: \
              {{cdi.kubevirt.io/clone-strategy: {strategy}}}\nprovisioner: kubevirt.io.hostpath-provisioner\n\
-             volumeBindingMode: Immediate\nallowVolumeExpansion: true\nparameters: {{storagePool: legacy}}\n"
+             volumeBindingMode: {binding}\nallowVolumeExpansion: true\nparameters: {{storagePool: legacy}}\n"
         ),
     );
     name
@@ -216,7 +217,7 @@ fn a_token_is_good_for_its_own_clone_only() {
 
 #[test]
 fn a_disk_is_copied_where_the_storage_cannot_clone() {
-    let class = class("copy");
+    let class = class("copy", "Immediate");
     let (source, _web) = golden("clones-copied", &class);
     let other = Space::new("clones-copied-far");
     let golden = json!({"pvc": {"namespace": "clones-copied", "name": "golden"}});
@@ -241,13 +242,23 @@ fn a_disk_is_copied_where_the_storage_cannot_clone() {
 
 #[test]
 fn a_disk_is_cloned_by_snapshot_and_grows() {
-    let class = class("snapshot");
+    let class = class("snapshot", "Immediate");
     let (space, _web) = golden("clones-snapshots", &class);
     let golden = json!({"pvc": {"namespace": "clones-snapshots", "name": "golden"}});
+    let timeline = Timeline::start(&space);
+    // The same phases however fast the clone is.
+    let went = |name: &str, phases: &[&str]| {
+        timeline.at("DataVolume", name, "Succeeded");
+        assert_eq!(
+            timeline.phases(name),
+            [&["Pending"][..], phases, &["RebindInProgress", "Succeeded"]].concat(),
+            "{name}"
+        );
+    };
     space.data_volume("smart", &golden, &class, "Filesystem", &json!({}));
-    let phases = space.phases("smart", "Succeeded");
-    println!("{phases:?}");
+    space.phases("smart", "Succeeded");
     assert_same(&space.file("smart"));
+    went("smart", &["SnapshotForSmartCloneInProgress", "CloneFromSnapshotSourceInProgress"]);
     space.create(
         "VolumeSnapshot",
         json!({
@@ -259,6 +270,7 @@ fn a_disk_is_cloned_by_snapshot_and_grows() {
     space.data_volume("restored", &taken, &class, "Filesystem", &json!({}));
     space.phases("restored", "Succeeded");
     assert_same(&space.file("restored"));
+    went("restored", &["CloneFromSnapshotSourceInProgress"]);
     // One that is larger, and one that gives no size.
     for (name, resources) in [("larger", json!({"requests": {"storage": "300Mi"}})), ("unsized", json!({}))] {
         space.create(
@@ -276,6 +288,7 @@ fn a_disk_is_cloned_by_snapshot_and_grows() {
         let text = claim["status"]["capacity"]["storage"].as_str().unwrap().to_owned();
         api::quantity::bytes(&text).unwrap()
     };
+    went("larger", &["CSICloneInProgress", "PrepClaimInProgress"]);
     assert!(capacity("larger") >= 300 << 20);
     assert!(capacity("unsized") <= capacity("golden") + (1 << 20));
     assert_clean(&space);

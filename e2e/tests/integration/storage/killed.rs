@@ -117,7 +117,7 @@ fn origins(space: &Space, web: Web, registry: &Registry, stored: Value) -> Origi
     space.create("VolumeCloneSource", json!({"metadata": {"name": "golden"}, "spec": {"source": reference}}));
     let image = sources::push(registry, "disks/killed");
     let pulled = json!({"registry": sources::pulled(space, registry, &image)});
-    Origins { far, web, pulled, stored, class: clones::class("snapshot") }
+    Origins { far, web, pulled, stored, class: clones::class("snapshot", "Immediate") }
 }
 
 /// Volumes of claims of a namespace that are gone.

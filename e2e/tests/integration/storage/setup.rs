@@ -88,3 +88,13 @@ pub(crate) fn assert_same(volume: &Path) {
     let compared = Command::new("cmp").args(["-n", &size]).args([&DISK.raw, volume]).output().unwrap();
     assert!(compared.status.success(), "{}", String::from_utf8_lossy(&compared.stderr));
 }
+
+/// Whether a volume is as large as the disk at least, and has nothing but zeros.
+#[track_caller]
+pub(crate) fn assert_empty(volume: &Path) {
+    let size = fs::metadata(volume).unwrap().len();
+    assert!(size >= DISK_SIZE, "{}: {size} bytes", volume.display());
+    let compared =
+        Command::new("cmp").args(["-n", &size.to_string(), "/dev/zero"]).arg(volume).output().unwrap();
+    assert!(compared.status.success(), "{}", String::from_utf8_lossy(&compared.stdout));
+}
