@@ -16,7 +16,9 @@ pub(crate) struct Space(pub(crate) String);
 fn group(kind: &str) -> (&'static str, &'static str) {
     match kind {
         "DataVolume" | "DataSource" | "DataImportCron" | "VolumeImportSource" | "VolumeUploadSource"
-        | "VolumeCloneSource" | "StorageProfile" | "CDIConfig" => ("cdi.kubevirt.io", "v1beta1"),
+        | "VolumeCloneSource" | "StorageProfile" | "CDIConfig" | "ObjectTransfer" => {
+            ("cdi.kubevirt.io", "v1beta1")
+        }
         "ReferenceGrant" => ("gateway.networking.k8s.io", "v1beta1"),
         "VolumePopulator" => ("populator.storage.k8s.io", "v1beta1"),
         "StorageClass" => ("storage.k8s.io", "v1"),
@@ -31,8 +33,8 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
         if kind == "StorageClass" { "storageclasses".into() } else { format!("{}s", kind.to_lowercase()) };
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), &plural);
     match kind {
-        "StorageClass" | "StorageProfile" | "CDIConfig" | "PersistentVolume" | "Namespace"
-        | "VolumePopulator" => Api::all_with(CLUSTER.client(), &resource),
+        "StorageClass" | "StorageProfile" | "CDIConfig" | "ObjectTransfer" | "PersistentVolume"
+        | "Namespace" | "VolumePopulator" => Api::all_with(CLUSTER.client(), &resource),
         _ => Api::namespaced_with(CLUSTER.client(), namespace, &resource),
     }
 }
