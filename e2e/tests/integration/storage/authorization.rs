@@ -52,7 +52,7 @@ const USERS: [User; 9] = [
 ];
 
 /// A DataVolume with a source, as a manifest.
-fn manifest(name: &str, source: &Value) -> String {
+fn manifest(name: &str, source: &Value) -> Value {
     let mut volume = json!({
         "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "metadata": {"name": name, "namespace": TARGET},
         "spec": {"storage": {"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}}},
@@ -60,17 +60,22 @@ fn manifest(name: &str, source: &Value) -> String {
     for (field, value) in source.as_object().unwrap() {
         volume["spec"][field] = value.clone();
     }
-    volume.to_string()
+    volume
 }
 
-/// Tries to create a DataVolume as a user; the refusal's text.
-fn tried(user: &str, source: &Value) -> Result<(), String> {
+/// Tries to create a DataVolume as a user, given as arguments of kubectl; the refusal's text.
+fn attempt(user: &[&str], volume: &Value) -> Result<(), String> {
     let file = CLUSTER.place().path("authorization.json");
-    fs::write(&file, manifest("tried", source)).unwrap();
+    fs::write(&file, volume.to_string()).unwrap();
     let mut command = CLUSTER.kubectl();
-    command.args(["create", "--dry-run=server", "--as", user, "-f"]).arg(&file);
+    command.args(["create", "--dry-run=server"]).args(user).arg("-f").arg(&file);
     let run = command.output().unwrap();
     if run.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&run.stderr).into_owned()) }
+}
+
+/// Tries to create a DataVolume with a source as a user.
+fn tried(user: &str, source: &Value) -> Result<(), String> {
+    attempt(&["--as", user], &manifest("tried", source))
 }
 
 #[test]
@@ -132,7 +137,50 @@ fn the_matrix_of_rights_is_the_api_servers() {
     );
     until("the grant is read", || tried("nothing", &json!({"source": claim})).ok());
     assert!(tried("nothing", &json!({"source": snapshot})).is_err(), "the grant names claims");
+    // The rights of a user's groups count.
+    apply(
+        &CLUSTER,
+        &format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
+             metadata: {{name: cloners, namespace: {SOURCE}}}\n\
+             subjects: [{{kind: Group, name: cloners, apiGroup: rbac.authorization.k8s.io}}]\n\
+             roleRef: {{kind: Role, name: sources, apiGroup: rbac.authorization.k8s.io}}\n"
+        ),
+    );
+    let of_snapshot = manifest("tried", &json!({"source": snapshot}));
+    until("the group may clone", || {
+        attempt(&["--as", "nothing", "--as-group", "cloners"], &of_snapshot).ok()
+    });
+    assert!(attempt(&["--as", "nothing", "--as-group", "others"], &of_snapshot).is_err());
     drop(target);
+}
+
+#[test]
+fn absent_data_sources_are_refused_unless_none_is_needed() {
+    let space = Space::new("authorization-absent");
+    let storage = json!({"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}});
+    let file = CLUSTER.place().path("authorization-absent.json");
+    for namespace in [space.0.as_str(), "authorization-nowhere"] {
+        let reference = json!({"kind": "DataSource", "namespace": namespace, "name": "absent"});
+        let created = |annotations: Value| {
+            let volume = json!({
+                "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+                "metadata": {"name": "tried", "namespace": space.0, "annotations": annotations},
+                "spec": {"sourceRef": reference, "storage": storage},
+            });
+            fs::write(&file, volume.to_string()).unwrap();
+            let mut command = CLUSTER.kubectl();
+            let run = command.args(["create", "--dry-run=server", "-f"]).arg(&file).output().unwrap();
+            (run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())
+        };
+        let (accepted, said) = created(json!({}));
+        assert!(!accepted && said.contains("\"absent\" not found"), "{namespace}: {said}");
+        for annotation in ["prePopulated", "checkStaticVolume"] {
+            let annotation = format!("cdi.kubevirt.io/storage.{annotation}");
+            let (accepted, said) = created(json!({annotation.clone(): "tried"}));
+            assert!(accepted, "{namespace}, {annotation}: {said}");
+        }
+    }
 }
 
 /// The annotation with a token.
