@@ -38,8 +38,8 @@ enum Work {
     Clone {
         block: bool,
     },
-    /// The driver takes a snapshot of a claim of the same volume mode and restores it, with a populator only; the rest is
-    /// copied.
+    /// The driver takes a snapshot of a claim of the same volume mode and restores it, with a populator only; the rest
+    /// is copied.
     Smart {
         block: bool,
     },

@@ -117,7 +117,8 @@ fn exported(object: &Value) -> Value {
     spec.as_object_mut().unwrap().remove("dataSource");
     let mut meta = object["metadata"].clone();
     meta["annotations"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("pv.kubernetes.io/"));
-    json!({"metadata": {"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]}, "spec": spec})
+    let meta = json!({"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]});
+    json!({"metadata": meta, "spec": spec})
 }
 
 /// A DataVolume and its claim, as they are exported.

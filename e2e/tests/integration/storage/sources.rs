@@ -47,8 +47,8 @@ pub(crate) fn push(registry: &Registry, name: &str) -> String {
     CLUSTER.run(registry.push(name, &layer(folder.path()), &[])).unwrap()
 }
 
-/// Makes the registry's authority and keys in a namespace; gives the fields of `registry` for an image that the importer
-/// pulls.
+/// Makes the registry's authority and keys in a namespace; gives the fields of `registry` for an image that the
+/// importer pulls.
 pub(crate) fn pulled(space: &Space, registry: &Registry, image: &str) -> Value {
     let authority = json!({"ca.pem": registry.authority()});
     space.create("ConfigMap", json!({"metadata": {"name": "registry-authority"}, "data": authority}));

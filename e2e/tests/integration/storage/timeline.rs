@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use crate::storage::setup::CLUSTER;
 use crate::storage::space::{Space, api};
 
-/// Kind, name, and state: `made`, each phase of a DataVolume, or `done` of a pod with a container that succeeded. For the
-/// conditions of a DataVolume the kind is their type, and the state is status and reason.
+/// Kind, name, and state: `made`, each phase of a DataVolume, or `done` of a pod with a container that succeeded. For
+/// the conditions of a DataVolume the kind is their type, and the state is status and reason.
 type TimelineStep = (&'static str, String, String);
 
 /// The state of an object that exists.
