@@ -1,5 +1,7 @@
 //! Clones by the driver: from a claim, and from what a DataSource names.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -52,6 +54,29 @@ fn an_imported_disk_is_cloned_without_copying_data() {
     });
 }
 
+/// Writes random bytes to the beginning of a disk.
+pub(crate) fn fill(disk: &Path, mebibytes: u32) {
+    let mut to = OsString::from("of=");
+    to.push(disk);
+    let wrote = Command::new("dd")
+        .args(["if=/dev/urandom", "bs=1M", "conv=notrunc,fsync", "status=none"])
+        .arg(format!("count={mebibytes}"))
+        .arg(to)
+        .status();
+    assert!(wrote.unwrap().success());
+}
+
+/// A disk shares all of its data with another one.
+#[track_caller]
+pub(crate) fn assert_shared(disk: &Path) {
+    let extents = Command::new("filefrag").arg("-v").arg(disk).output().unwrap();
+    let text = String::from_utf8_lossy(&extents.stdout).into_owned();
+    let rows = text.lines().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+    let (shared, all) =
+        rows.fold((0, 0), |(shared, all), row| (shared + usize::from(row.contains("shared")), all + 1));
+    assert!(all > 0 && shared == all, "no data was copied: {text}");
+}
+
 /// A DataVolume of 4 GiB.
 fn large(space: &Space, name: &str, source: &serde_json::Value) {
     space.create(
@@ -73,14 +98,7 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
     large(&space, "golden", &json!({"blank": {}}));
     space.phases("golden", "Succeeded");
     // The whole disk with the full counts, an eighth of it otherwise.
-    let count = format!("count={}", if soak { 4096 } else { 512 });
-    let mut to = std::ffi::OsString::from("of=");
-    to.push(space.file("golden"));
-    let wrote = Command::new("dd")
-        .args(["if=/dev/urandom", "bs=1M", &count, "conv=notrunc,fsync", "status=none"])
-        .arg(to)
-        .status();
-    assert!(wrote.unwrap().success());
+    fill(&space.file("golden"), if soak { 4096 } else { 512 });
     let golden = json!({"pvc": {"namespace": "clones-large", "name": "golden"}});
     for (place, which) in [(&space, "same"), (&other, "other")] {
         let begun = Instant::now();
@@ -89,12 +107,7 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
         let took = begun.elapsed();
         println!("clone of 4 GiB in the {which} namespace: {took:.2?}");
         assert!(!soak || took <= Duration::from_secs(2), "{took:?}");
-        let extents = Command::new("filefrag").arg("-v").arg(place.file("clone")).output().unwrap();
-        let text = String::from_utf8_lossy(&extents.stdout).into_owned();
-        let rows = text.lines().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
-        let (shared, all) =
-            rows.fold((0, 0), |(shared, all), row| (shared + usize::from(row.contains("shared")), all + 1));
-        assert!(all > 0 && shared == all, "no data was copied: {text}");
+        assert_shared(&place.file("clone"));
     }
     for space in [&space, &other] {
         assert_clean(space);
