@@ -65,7 +65,7 @@ fn manifest(name: &str, source: &Value) -> Value {
 
 /// Tries to create a DataVolume as a user, given as arguments of kubectl; the refusal's text.
 fn attempt(user: &[&str], volume: &Value) -> Result<(), String> {
-    let file = CLUSTER.place().path("authorization.json");
+    let file = CLUSTER.place().path(&format!("{}.json", volume["metadata"]["namespace"].as_str().unwrap()));
     fs::write(&file, volume.to_string()).unwrap();
     let mut command = CLUSTER.kubectl();
     command.args(["create", "--dry-run=server"]).args(user).arg("-f").arg(&file);
@@ -156,29 +156,42 @@ fn the_matrix_of_rights_is_the_api_servers() {
 }
 
 #[test]
-fn absent_data_sources_are_refused_unless_none_is_needed() {
+fn absent_data_sources_and_namespaces_are_refused_unless_none_is_needed() {
+    const ABSENT: &str = "authorization-nowhere";
     let space = Space::new("authorization-absent");
-    let storage = json!({"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}});
-    let file = CLUSTER.place().path("authorization-absent.json");
-    for namespace in [space.0.as_str(), "authorization-nowhere"] {
-        let reference = json!({"kind": "DataSource", "namespace": namespace, "name": "absent"});
-        let created = |annotations: Value| {
-            let volume = json!({
-                "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
-                "metadata": {"name": "tried", "namespace": space.0, "annotations": annotations},
-                "spec": {"sourceRef": reference, "storage": storage},
-            });
-            fs::write(&file, volume.to_string()).unwrap();
-            let mut command = CLUSTER.kubectl();
-            let run = command.args(["create", "--dry-run=server", "-f"]).arg(&file).output().unwrap();
-            (run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())
-        };
-        let (accepted, said) = created(json!({}));
-        assert!(!accepted && said.contains("\"absent\" not found"), "{namespace}: {said}");
+    // A user without rights in other namespaces.
+    let role = ["create", "rolebinding", "restorer", "--clusterrole=cluster-admin", "--user=restorer", "-n"];
+    assert!(CLUSTER.kubectl().args(role).arg(&space.0).output().unwrap().status.success());
+    let tried = |source: &Value, annotations: Value| {
+        let mut volume = manifest("tried", source);
+        volume["metadata"]["namespace"] = json!(space.0);
+        volume["metadata"]["annotations"] = annotations;
+        attempt(&["--as", "restorer"], &volume)
+    };
+    let reference = |namespace: &str| {
+        let named = json!({"kind": "DataSource", "namespace": namespace, "name": "absent"});
+        json!({"sourceRef": named})
+    };
+    let claim = |namespace: &str| json!({"source": {"pvc": {"namespace": namespace, "name": "absent"}}});
+    let denied = |namespace: &str| {
+        format!("User restorer has insufficient permissions in clone source namespace {namespace}")
+    };
+    let near = json!({"source": {"pvc": {"namespace": space.0, "name": "absent"}}});
+    until("the rights are in force", || tried(&near, json!({})).ok());
+    let absent = "\"absent\" not found".to_owned();
+    for (source, refusal, restorable) in [
+        (reference(&space.0), &absent, true),
+        (reference(ABSENT), &absent, true),
+        (claim(ABSENT), &denied(ABSENT), true),
+        // This one could be cloned from.
+        (claim("default"), &denied("default"), false),
+    ] {
+        let said = tried(&source, json!({})).unwrap_err();
+        assert!(said.contains(refusal.as_str()), "{source}: {said}");
         for annotation in ["prePopulated", "checkStaticVolume"] {
             let annotation = format!("cdi.kubevirt.io/storage.{annotation}");
-            let (accepted, said) = created(json!({annotation.clone(): "tried"}));
-            assert!(accepted, "{namespace}, {annotation}: {said}");
+            let answer = tried(&source, json!({annotation.as_str(): "tried"}));
+            assert_eq!(answer.is_ok(), restorable, "{source}, {annotation}: {answer:?}");
         }
     }
 }
