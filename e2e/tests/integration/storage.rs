@@ -4,6 +4,7 @@
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
 
 mod authorization;
+mod claims;
 pub(crate) mod clones;
 mod combinations;
 mod crons;
