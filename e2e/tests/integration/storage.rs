@@ -4,7 +4,8 @@
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
 
 mod authorization;
-mod clones;
+mod claims;
+pub(crate) mod clones;
 mod combinations;
 mod crons;
 mod crowd;
@@ -15,6 +16,7 @@ mod manifests;
 pub(crate) mod platform;
 pub(crate) mod send;
 pub(crate) mod setup;
+mod sources;
 pub(crate) mod space;
 pub(crate) mod timeline;
 mod uploads;

@@ -1,14 +1,20 @@
 //! VMs with DataVolumes cloned from another namespace: the VM's ServiceAccount needs the right, and the operator's
-//! own account gets no clone without a token for it.
+//! own account gets no clone without a token for it. And clones where the node's agent makes the volumes.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use api::upload::token::Grant;
+use cluster::Resource;
+use e2e::storage::POOL;
 use operator::storage::clone::authorize::Origin;
 use operator::storage::clone::token::{self, Target};
 use operator::storage::keys::{SECRET, SigningKeys};
 use serde_json::{Value, json};
 
 use crate::platform::machines::machine;
-use crate::platform::place::{DATA_SOURCES, DATA_VOLUMES, EVENTS, MACHINES, PLACE, SECRETS};
+use crate::platform::place::{CLAIMS, DATA_SOURCES, DATA_VOLUMES, EVENTS, MACHINES, PLACE, SECRETS};
+use crate::storage::clones::{assert_shared, fill};
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
@@ -175,4 +181,46 @@ fn vms_clone_from_another_namespace_as_their_service_account() {
     }
     PLACE.remove_namespace(SPACE);
     PLACE.remove_namespace(GOLDEN);
+}
+
+/// Makes a DataVolume of a size; gives the time until it has succeeded, and the file of its volume.
+fn made(namespace: &str, name: &str, source: &Value, size: &str) -> (Duration, PathBuf) {
+    let mut object = volume(name, source);
+    object["spec"]["storage"]["resources"]["requests"]["storage"] = json!(size);
+    let begun = Instant::now();
+    PLACE.create(DATA_VOLUMES, namespace, &object);
+    PLACE.until(namespace, &format!("{name} has its content"), || {
+        let volume = PLACE.find(DATA_VOLUMES, namespace, name)?;
+        (volume["status"]["phase"] == "Succeeded").then_some(())
+    });
+    let took = begun.elapsed();
+    let claim = PLACE.find(CLAIMS, namespace, name).unwrap();
+    let volumes = Resource::cluster("", "v1", "persistentvolumes");
+    let volume = PLACE.find(volumes, "", claim["spec"]["volumeName"].as_str().unwrap()).unwrap();
+    let handle = volume["spec"]["csi"]["volumeHandle"].as_str().unwrap();
+    (took, PLACE.cluster.node_path(&format!("{POOL}/{handle}/disk.img")).unwrap())
+}
+
+/// The test of storage has the stock sidecars.
+#[test]
+fn a_large_clone_by_the_agent_copies_nothing() {
+    const NEAR: &str = "clones-large";
+    const FAR: &str = "clones-large-far";
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let (size, data) = if soak { ("4Gi", 4096) } else { ("1Gi", 128) };
+    PLACE.namespace(NEAR);
+    PLACE.namespace(FAR);
+    let (_, disk) = made(NEAR, "golden", &json!({"blank": {}}), size);
+    fill(&disk, data);
+    let golden = json!({"pvc": {"namespace": NEAR, "name": "golden"}});
+    for (namespace, which) in [(NEAR, "same"), (FAR, "other")] {
+        let (took, disk) = made(namespace, "clone", &golden, size);
+        println!("clone of {size} by the agent in the {which} namespace: {took:.2?}");
+        assert!(!soak || took <= Duration::from_secs(2), "{took:?}");
+        assert_shared(&disk);
+        // The pool is the other tests' too.
+        PLACE.delete(DATA_VOLUMES, namespace, "clone");
+    }
+    PLACE.remove_namespace(FAR);
+    PLACE.remove_namespace(NEAR);
 }

@@ -52,7 +52,7 @@ const USERS: [User; 9] = [
 ];
 
 /// A DataVolume with a source, as a manifest.
-fn manifest(name: &str, source: &Value) -> String {
+fn manifest(name: &str, source: &Value) -> Value {
     let mut volume = json!({
         "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "metadata": {"name": name, "namespace": TARGET},
         "spec": {"storage": {"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}}},
@@ -60,17 +60,22 @@ fn manifest(name: &str, source: &Value) -> String {
     for (field, value) in source.as_object().unwrap() {
         volume["spec"][field] = value.clone();
     }
-    volume.to_string()
+    volume
 }
 
-/// Tries to create a DataVolume as a user; the refusal's text.
-fn tried(user: &str, source: &Value) -> Result<(), String> {
-    let file = CLUSTER.place().path("authorization.json");
-    fs::write(&file, manifest("tried", source)).unwrap();
+/// Tries to create a DataVolume as a user, given as arguments of kubectl; the refusal's text.
+fn attempt(user: &[&str], volume: &Value) -> Result<(), String> {
+    let file = CLUSTER.place().path(&format!("{}.json", volume["metadata"]["namespace"].as_str().unwrap()));
+    fs::write(&file, volume.to_string()).unwrap();
     let mut command = CLUSTER.kubectl();
-    command.args(["create", "--dry-run=server", "--as", user, "-f"]).arg(&file);
+    command.args(["create", "--dry-run=server"]).args(user).arg("-f").arg(&file);
     let run = command.output().unwrap();
     if run.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&run.stderr).into_owned()) }
+}
+
+/// Tries to create a DataVolume with a source as a user.
+fn tried(user: &str, source: &Value) -> Result<(), String> {
+    attempt(&["--as", user], &manifest("tried", source))
 }
 
 #[test]
@@ -132,7 +137,63 @@ fn the_matrix_of_rights_is_the_api_servers() {
     );
     until("the grant is read", || tried("nothing", &json!({"source": claim})).ok());
     assert!(tried("nothing", &json!({"source": snapshot})).is_err(), "the grant names claims");
+    // The rights of a user's groups count.
+    apply(
+        &CLUSTER,
+        &format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
+             metadata: {{name: cloners, namespace: {SOURCE}}}\n\
+             subjects: [{{kind: Group, name: cloners, apiGroup: rbac.authorization.k8s.io}}]\n\
+             roleRef: {{kind: Role, name: sources, apiGroup: rbac.authorization.k8s.io}}\n"
+        ),
+    );
+    let of_snapshot = manifest("tried", &json!({"source": snapshot}));
+    until("the group may clone", || {
+        attempt(&["--as", "nothing", "--as-group", "cloners"], &of_snapshot).ok()
+    });
+    assert!(attempt(&["--as", "nothing", "--as-group", "others"], &of_snapshot).is_err());
     drop(target);
+}
+
+#[test]
+fn absent_data_sources_and_namespaces_are_refused_unless_none_is_needed() {
+    const ABSENT: &str = "authorization-nowhere";
+    let space = Space::new("authorization-absent");
+    // A user without rights in other namespaces.
+    let role = ["create", "rolebinding", "restorer", "--clusterrole=cluster-admin", "--user=restorer", "-n"];
+    assert!(CLUSTER.kubectl().args(role).arg(&space.0).output().unwrap().status.success());
+    let tried = |source: &Value, annotations: Value| {
+        let mut volume = manifest("tried", source);
+        volume["metadata"]["namespace"] = json!(space.0);
+        volume["metadata"]["annotations"] = annotations;
+        attempt(&["--as", "restorer"], &volume)
+    };
+    let reference = |namespace: &str| {
+        let named = json!({"kind": "DataSource", "namespace": namespace, "name": "absent"});
+        json!({"sourceRef": named})
+    };
+    let claim = |namespace: &str| json!({"source": {"pvc": {"namespace": namespace, "name": "absent"}}});
+    let denied = |namespace: &str| {
+        format!("User restorer has insufficient permissions in clone source namespace {namespace}")
+    };
+    let near = json!({"source": {"pvc": {"namespace": space.0, "name": "absent"}}});
+    until("the rights are in force", || tried(&near, json!({})).ok());
+    let absent = "\"absent\" not found".to_owned();
+    for (source, refusal, restorable) in [
+        (reference(&space.0), &absent, true),
+        (reference(ABSENT), &absent, true),
+        (claim(ABSENT), &denied(ABSENT), true),
+        // This one could be cloned from.
+        (claim("default"), &denied("default"), false),
+    ] {
+        let said = tried(&source, json!({})).unwrap_err();
+        assert!(said.contains(refusal.as_str()), "{source}: {said}");
+        for annotation in ["prePopulated", "checkStaticVolume"] {
+            let annotation = format!("cdi.kubevirt.io/storage.{annotation}");
+            let answer = tried(&source, json!({annotation.as_str(): "tried"}));
+            assert_eq!(answer.is_ok(), restorable, "{source}, {annotation}: {answer:?}");
+        }
+    }
 }
 
 /// The annotation with a token.

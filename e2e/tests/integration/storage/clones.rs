@@ -1,5 +1,7 @@
 //! Clones by the driver: from a claim, and from what a DataSource names.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,7 @@ use serde_json::json;
 
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, apply, assert_same};
 use crate::storage::space::{Space, until};
+use crate::storage::timeline::Timeline;
 
 #[test]
 fn an_imported_disk_is_cloned_without_copying_data() {
@@ -51,6 +54,29 @@ fn an_imported_disk_is_cloned_without_copying_data() {
     });
 }
 
+/// Writes random bytes to the beginning of a disk.
+pub(crate) fn fill(disk: &Path, mebibytes: u32) {
+    let mut to = OsString::from("of=");
+    to.push(disk);
+    let wrote = Command::new("dd")
+        .args(["if=/dev/urandom", "bs=1M", "conv=notrunc,fsync", "status=none"])
+        .arg(format!("count={mebibytes}"))
+        .arg(to)
+        .status();
+    assert!(wrote.unwrap().success());
+}
+
+/// A disk shares all of its data with another one.
+#[track_caller]
+pub(crate) fn assert_shared(disk: &Path) {
+    let extents = Command::new("filefrag").arg("-v").arg(disk).output().unwrap();
+    let text = String::from_utf8_lossy(&extents.stdout).into_owned();
+    let rows = text.lines().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+    let (shared, all) =
+        rows.fold((0, 0), |(shared, all), row| (shared + usize::from(row.contains("shared")), all + 1));
+    assert!(all > 0 && shared == all, "no data was copied: {text}");
+}
+
 /// A DataVolume of 4 GiB.
 fn large(space: &Space, name: &str, source: &serde_json::Value) {
     space.create(
@@ -72,14 +98,7 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
     large(&space, "golden", &json!({"blank": {}}));
     space.phases("golden", "Succeeded");
     // The whole disk with the full counts, an eighth of it otherwise.
-    let count = format!("count={}", if soak { 4096 } else { 512 });
-    let mut to = std::ffi::OsString::from("of=");
-    to.push(space.file("golden"));
-    let wrote = Command::new("dd")
-        .args(["if=/dev/urandom", "bs=1M", &count, "conv=notrunc,fsync", "status=none"])
-        .arg(to)
-        .status();
-    assert!(wrote.unwrap().success());
+    fill(&space.file("golden"), if soak { 4096 } else { 512 });
     let golden = json!({"pvc": {"namespace": "clones-large", "name": "golden"}});
     for (place, which) in [(&space, "same"), (&other, "other")] {
         let begun = Instant::now();
@@ -88,12 +107,7 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
         let took = begun.elapsed();
         println!("clone of 4 GiB in the {which} namespace: {took:.2?}");
         assert!(!soak || took <= Duration::from_secs(2), "{took:?}");
-        let extents = Command::new("filefrag").arg("-v").arg(place.file("clone")).output().unwrap();
-        let text = String::from_utf8_lossy(&extents.stdout).into_owned();
-        let rows = text.lines().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
-        let (shared, all) =
-            rows.fold((0, 0), |(shared, all), row| (shared + usize::from(row.contains("shared")), all + 1));
-        assert!(all > 0 && shared == all, "no data was copied: {text}");
+        assert_shared(&place.file("clone"));
     }
     for space in [&space, &other] {
         assert_clean(space);
@@ -104,15 +118,15 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
     }
 }
 
-/// Makes a class with this clone strategy.
-fn class(strategy: &str) -> String {
-    let name = format!("hostpath-{strategy}");
+/// Makes a class with this clone strategy and binding mode.
+pub(crate) fn class(strategy: &str, binding: &str) -> String {
+    let name = format!("hostpath-{strategy}-{}", binding.to_lowercase());
     apply(
         &CLUSTER,
         &format!(
             "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: {name}\n  annotations: \
              {{cdi.kubevirt.io/clone-strategy: {strategy}}}\nprovisioner: kubevirt.io.hostpath-provisioner\n\
-             volumeBindingMode: Immediate\nallowVolumeExpansion: true\nparameters: {{storagePool: legacy}}\n"
+             volumeBindingMode: {binding}\nallowVolumeExpansion: true\nparameters: {{storagePool: legacy}}\n"
         ),
     );
     name
@@ -216,7 +230,7 @@ fn a_token_is_good_for_its_own_clone_only() {
 
 #[test]
 fn a_disk_is_copied_where_the_storage_cannot_clone() {
-    let class = class("copy");
+    let class = class("copy", "Immediate");
     let (source, _web) = golden("clones-copied", &class);
     let other = Space::new("clones-copied-far");
     let golden = json!({"pvc": {"namespace": "clones-copied", "name": "golden"}});
@@ -241,13 +255,23 @@ fn a_disk_is_copied_where_the_storage_cannot_clone() {
 
 #[test]
 fn a_disk_is_cloned_by_snapshot_and_grows() {
-    let class = class("snapshot");
+    let class = class("snapshot", "Immediate");
     let (space, _web) = golden("clones-snapshots", &class);
     let golden = json!({"pvc": {"namespace": "clones-snapshots", "name": "golden"}});
+    let timeline = Timeline::start(&space);
+    // The same phases however fast the clone is.
+    let went = |name: &str, phases: &[&str]| {
+        timeline.at("DataVolume", name, "Succeeded");
+        assert_eq!(
+            timeline.phases(name),
+            [&["Pending"][..], phases, &["RebindInProgress", "Succeeded"]].concat(),
+            "{name}"
+        );
+    };
     space.data_volume("smart", &golden, &class, "Filesystem", &json!({}));
-    let phases = space.phases("smart", "Succeeded");
-    println!("{phases:?}");
+    space.phases("smart", "Succeeded");
     assert_same(&space.file("smart"));
+    went("smart", &["SnapshotForSmartCloneInProgress", "CloneFromSnapshotSourceInProgress"]);
     space.create(
         "VolumeSnapshot",
         json!({
@@ -259,6 +283,7 @@ fn a_disk_is_cloned_by_snapshot_and_grows() {
     space.data_volume("restored", &taken, &class, "Filesystem", &json!({}));
     space.phases("restored", "Succeeded");
     assert_same(&space.file("restored"));
+    went("restored", &["CloneFromSnapshotSourceInProgress"]);
     // One that is larger, and one that gives no size.
     for (name, resources) in [("larger", json!({"requests": {"storage": "300Mi"}})), ("unsized", json!({}))] {
         space.create(
@@ -276,6 +301,7 @@ fn a_disk_is_cloned_by_snapshot_and_grows() {
         let text = claim["status"]["capacity"]["storage"].as_str().unwrap().to_owned();
         api::quantity::bytes(&text).unwrap()
     };
+    went("larger", &["CSICloneInProgress", "PrepClaimInProgress"]);
     assert!(capacity("larger") >= 300 << 20);
     assert!(capacity("unsized") <= capacity("golden") + (1 << 20));
     assert_clean(&space);
@@ -287,17 +313,8 @@ fn a_namespaces_owners_grant_clones_to_another_one() {
     let target = Space::new("grants-target");
     let reference = json!({"kind": "PersistentVolumeClaim", "name": "golden"});
     target.create("VolumeCloneSource", json!({"metadata": {"name": "far"}, "spec": {"source": reference}}));
-    target.create(
-        "PersistentVolumeClaim",
-        json!({
-            "metadata": {"name": "mine", "annotations": {"cdi.kubevirt.io/dataSourceNamespace": "grants-source"}},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "storageClassName": IMMEDIATE,
-                "resources": {"requests": {"storage": "128Mi"}},
-                "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": "VolumeCloneSource", "name": "far"},
-            },
-        }),
-    );
+    let annotations = json!({"cdi.kubevirt.io/dataSourceNamespace": "grants-source"});
+    target.claim("mine", ("VolumeCloneSource", "far"), &annotations);
     until("the claim says why it is not filled", || {
         let claim = target.get("PersistentVolumeClaim", "mine")?;
         let reason = &claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.condition.running.reason"];

@@ -4,20 +4,17 @@
 //! A third of the combinations of each source, another third for each, so that all sources together have every pair; all
 //! of them with the full counts.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::LazyLock;
+use std::path::Path;
 
-use e2e::peer::registry::{self, Registry};
-use e2e::peer::s3::{ACCESS_KEY, SECRET_KEY, Store};
+use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
-use image::layer::{self, Member};
 use serde_json::{Value, json};
 
+use crate::storage::clones;
 use crate::storage::send::upload_to;
-use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
+use crate::storage::setup::{ARCHIVE, CLUSTER, DISK, IMMEDIATE, WAITING, assert_empty, assert_same};
+use crate::storage::sources;
 use crate::storage::space::{Space, until};
 use crate::storage::timeline::Timeline;
 
@@ -39,6 +36,11 @@ enum Work {
     Upload(&'static str),
     /// The driver clones a claim of the same volume mode, and with a populator only; the rest is copied.
     Clone {
+        block: bool,
+    },
+    /// The driver takes a snapshot of a claim of the same volume mode and restores it, with a populator only; the rest
+    /// is copied.
+    Smart {
         block: bool,
     },
     /// The driver restores a snapshot of the same volume mode, and with a populator only; the rest is copied.
@@ -104,13 +106,18 @@ fn expected(row: Row, work: Work) -> Vec<&'static str> {
     let going: &[&str] = match work {
         Work::Import => &["ImportScheduled", "ImportInProgress"],
         Work::Upload(_) => &["UploadScheduled", "UploadReady"],
-        Work::Restore { .. } | Work::Clone { .. } if !row.populated => &["CloneScheduled", "CloneInProgress"],
+        Work::Restore { .. } | Work::Clone { .. } | Work::Smart { .. } if !row.populated => {
+            &["CloneScheduled", "CloneInProgress"]
+        }
+        Work::Smart { block } if block == row.block => {
+            &["SnapshotForSmartCloneInProgress", "CloneFromSnapshotSourceInProgress", "RebindInProgress"]
+        }
         Work::Restore { block } if block == row.block => {
             &["CloneFromSnapshotSourceInProgress", "RebindInProgress"]
         }
         Work::Restore { .. } => &["CloneFromSnapshotSourceInProgress", "CloneInProgress", "RebindInProgress"],
         Work::Clone { block } if block == row.block => &["CSICloneInProgress", "RebindInProgress"],
-        Work::Clone { .. } => &["CloneInProgress", "RebindInProgress"],
+        Work::Clone { .. } | Work::Smart { .. } => &["CloneInProgress", "RebindInProgress"],
     };
     [before, going, &["Succeeded"]].concat()
 }
@@ -118,7 +125,10 @@ fn expected(row: Row, work: Work) -> Vec<&'static str> {
 /// Combinations of one source.
 struct Case<'a> {
     space: &'a Space,
+    /// `spec.source`, or `spec.sourceRef`.
     source: Value,
+    /// The class that binds claims at once, and the one that waits for the first consumer.
+    classes: [&'a str; 2],
     work: Work,
     content: Content,
     turn: usize,
@@ -126,7 +136,8 @@ struct Case<'a> {
 
 impl<'a> Case<'a> {
     fn import(space: &'a Space, source: Value, turn: usize) -> Self {
-        Self { space, source, work: Work::Import, content: Content::Disk, turn }
+        let classes = [IMMEDIATE, WAITING];
+        Self { space, source, classes, work: Work::Import, content: Content::Disk, turn }
     }
 
     /// Combinations that users can ask for.
@@ -147,21 +158,19 @@ impl<'a> Case<'a> {
         if !row.populated {
             annotations["cdi.kubevirt.io/storage.usePopulator"] = json!("false");
         }
-        let class = if row.binding == Binding::Immediate { IMMEDIATE } else { WAITING };
-        self.space.create(
-            "DataVolume",
-            json!({
-                "metadata": {"name": row.name(), "annotations": annotations},
-                "spec": {
-                    "source": self.source,
-                    "contentType": if self.content == Content::File { "archive" } else { "kubevirt" },
-                    "storage": {
-                        "resources": {"requests": {"storage": "96Mi"}}, "storageClassName": class,
-                        "volumeMode": row.mode(),
-                    },
-                },
-            }),
-        );
+        let [immediate, waiting] = self.classes;
+        let class = if row.binding == Binding::Immediate { immediate } else { waiting };
+        let mut spec = json!({
+            "contentType": if self.content == Content::File { "archive" } else { "kubevirt" },
+            "storage": {
+                "resources": {"requests": {"storage": "96Mi"}}, "storageClassName": class,
+                "volumeMode": row.mode(),
+            },
+        });
+        let field = if self.source["kind"] == "DataSource" { "sourceRef" } else { "source" };
+        spec[field] = self.source.clone();
+        let metadata = json!({"name": row.name(), "annotations": annotations});
+        self.space.create("DataVolume", json!({"metadata": metadata, "spec": spec}));
     }
 
     /// All at once.
@@ -179,7 +188,9 @@ impl<'a> Case<'a> {
         }
         let in_use = match self.work {
             Work::Import => "ImportTargetInUse",
-            Work::Upload(_) | Work::Clone { .. } | Work::Restore { .. } => "UploadTargetInUse",
+            Work::Upload(_) | Work::Clone { .. } | Work::Smart { .. } | Work::Restore { .. } => {
+                "UploadTargetInUse"
+            }
         };
         for row in rows.iter().filter(|row| row.binding == Binding::Consumer && !row.populated) {
             let (name, pod) = (row.name(), format!("consumer-{}", row.name()));
@@ -224,25 +235,30 @@ impl<'a> Case<'a> {
         let volume = space.get("DataVolume", &name).unwrap();
         let status = &volume["status"];
         assert_eq!((&status["progress"], &status["claimName"]), (&json!("100.0%"), &json!(name)), "{name}");
-        for (condition, state, reason) in
-            [("Ready", "True", ""), ("Bound", "True", "Bound"), ("Running", "False", "Completed")]
-        {
-            until(&format!("{name}: {condition} is {state} {reason}"), || {
-                let (found, why, _) = space.condition(&name, condition)?;
-                (found == state && why == reason).then_some(())
-            });
+        space.completed(&name);
+        for (condition, last) in [("Ready", "True"), ("Bound", "True Bound")] {
+            timeline.at(condition, &name, last);
+            let seen = timeline.states(condition, &name);
+            let mut statuses: Vec<&str> = seen.iter().filter_map(|state| state.split(' ').next()).collect();
+            statuses.dedup();
+            assert_eq!(statuses, ["False", "True"], "{name}: {condition}: {seen:?}");
         }
+        timeline.at("Running", &name, "False Completed");
+        let running = timeline.states("Running", &name);
+        let ended = running.iter().position(|state| state == "False Completed").unwrap();
+        let again = running[ended..].iter().any(|state| state.starts_with("True"));
+        assert!(!again, "{name} runs once: {running:?}");
         let file = space.file(&name);
         match self.content {
             Content::Disk => assert_same(&file),
-            Content::Empty => assert!(file.exists(), "{name}"),
+            Content::Empty => assert_empty(&file),
             Content::File => assert_same(&file.with_file_name("files.raw")),
         }
         // Events are published after the status.
         let reasons: &[&str] = match self.work {
             Work::Import => &["ImportScheduled", "ImportInProgress", "ImportSucceeded"],
             Work::Upload(_) => &["UploadScheduled", "UploadReady", "UploadSucceeded"],
-            Work::Clone { .. } | Work::Restore { .. } => &["CloneSucceeded"],
+            Work::Clone { .. } | Work::Smart { .. } | Work::Restore { .. } => &["CloneSucceeded"],
         };
         for reason in reasons {
             until(&format!("{name} has one event {reason}"), || {
@@ -252,22 +268,6 @@ impl<'a> Case<'a> {
         }
     }
 }
-
-/// A tar file with the disk.
-static ARCHIVE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = DISK.raw.parent().unwrap().join("archive");
-    fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("files.tar");
-    let tar = Command::new("tar")
-        .args(["--transform", "s/.*/files.raw/", "-cf"])
-        .arg(&file)
-        .arg("-C")
-        .arg(DISK.raw.parent().unwrap())
-        .arg(DISK.raw.file_name().unwrap())
-        .status();
-    assert!(tar.unwrap().success());
-    file
-});
 
 fn served(folder: &Path) -> Web {
     Web::start(CLUSTER.place(), folder).unwrap()
@@ -297,19 +297,21 @@ fn empty_disks_are_made_in_every_kind_of_claim() {
 #[test]
 fn images_from_object_stores_reach_every_kind_of_claim() {
     let (s3, gcs) = (Space::new("combined-s3"), Space::new("combined-gcs"));
-    let root = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    fs::create_dir(root.path().join("bucket")).unwrap();
-    fs::copy(&DISK.qcow2, root.path().join("bucket/disk.qcow2")).unwrap();
-    let store = Store::start(CLUSTER.place(), root.path()).unwrap();
-    s3.create("ConfigMap", json!({"metadata": {"name": "authority"}, "data": {"ca.pem": store.authority()}}));
-    let keys = json!({"accessKeyId": ACCESS_KEY, "secretKey": SECRET_KEY});
-    s3.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
-    let url = store.url("bucket", "disk.qcow2");
-    let source = json!({"s3": {"url": url, "secretRef": "keys", "certConfigMap": "authority"}});
-    Case::import(&s3, source, 0).run();
+    let (store, root) = sources::store();
+    Case::import(&s3, sources::object(&s3, &store, "disk.qcow2"), 0).run();
     // A public bucket, by its address on the web.
     let web = served(root.path());
     Case::import(&gcs, json!({"gcs": {"url": web.url("bucket/disk.qcow2")}}), 1).run();
+}
+
+#[test]
+fn archives_from_object_stores_reach_every_kind_of_claim() {
+    let (s3, gcs) = (Space::new("combined-s3-archives"), Space::new("combined-gcs-archives"));
+    let (store, root) = sources::store();
+    let archives = |space, source, turn| Case { content: Content::File, ..Case::import(space, source, turn) };
+    archives(&s3, sources::object(&s3, &store, "files.tar"), 2).run();
+    let web = served(root.path());
+    archives(&gcs, json!({"gcs": {"url": web.url("bucket/files.tar")}}), 0).run();
 }
 
 #[test]
@@ -317,22 +319,8 @@ fn images_from_a_registry_reach_every_kind_of_claim() {
     let (pods, nodes) = (Space::new("combined-registry"), Space::new("combined-node"));
     let registry = Registry::start(CLUSTER.place()).unwrap();
     CLUSTER.trust_registry(&registry.address(), registry.authority()).unwrap();
-    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
-    let image = CLUSTER.run(registry.push("disks/combined", &layer, &[])).unwrap();
-    pods.create(
-        "ConfigMap",
-        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
-    );
-    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
-    pods.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
-    let url = format!("docker://{image}");
-    let source = json!({"url": url, "certConfigMap": "authority", "secretRef": "keys"});
-    Case::import(&pods, json!({"registry": source}), 2).run();
+    let image = sources::push(&registry, "disks/combined");
+    Case::import(&pods, json!({"registry": sources::pulled(&pods, &registry, &image)}), 2).run();
     nodes.create(
         "Secret",
         json!({
@@ -340,6 +328,7 @@ fn images_from_a_registry_reach_every_kind_of_claim() {
             "stringData": {".dockerconfigjson": registry.docker_config()},
         }),
     );
+    let url = format!("docker://{image}");
     let source = json!({"url": url, "pullMethod": "node", "secretRef": "login"});
     Case::import(&nodes, json!({"registry": source}), 0).run();
 }
@@ -348,11 +337,9 @@ fn images_from_a_registry_reach_every_kind_of_claim() {
 fn uploads_reach_every_kind_of_claim() {
     let (disks, archives) = (Space::new("combined-uploads"), Space::new("combined-upload-archives"));
     let case = |space, path, content, turn| Case {
-        space,
-        source: json!({"upload": {}}),
         work: Work::Upload(path),
         content,
-        turn,
+        ..Case::import(space, json!({"upload": {}}), turn)
     };
     case(&disks, "/v1beta1/upload-async", Content::Disk, 1).run();
     // The claim has the content type.
@@ -368,10 +355,18 @@ fn clones_reach_every_kind_of_claim() {
         golden.data_volume(name, &source, IMMEDIATE, mode, &json!({}));
         golden.phases(name, "Succeeded");
     }
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
     for (turn, (name, block)) in [("file", false), ("block", true)].into_iter().enumerate() {
-        let space = Space::new(&format!("combined-{name}-clones"));
         let source = json!({"pvc": {"namespace": golden.0, "name": name}});
-        Case { space: &space, source, work: Work::Clone { block }, content: Content::Disk, turn }.run();
+        golden.create("DataSource", json!({"metadata": {"name": name}, "spec": {"source": source}}));
+        let reference = json!({"kind": "DataSource", "namespace": golden.0, "name": name});
+        // One is named by its DataSource; each both ways with the full counts.
+        for (way, source) in [("clones", source), ("references", reference)] {
+            if soak || block == (way == "references") {
+                let space = Space::new(&format!("combined-{name}-{way}"));
+                Case { work: Work::Clone { block }, ..Case::import(&space, source, turn) }.run();
+            }
+        }
     }
     for (turn, (name, block)) in [("file", false), ("block", true)].into_iter().enumerate() {
         golden.create(
@@ -386,9 +381,18 @@ fn clones_reach_every_kind_of_claim() {
         });
         let space = Space::new(&format!("combined-{name}-snapshots"));
         let source = json!({"snapshot": {"namespace": golden.0, "name": name}});
-        let work = Work::Restore { block };
-        Case { space: &space, source, work, content: Content::Disk, turn: turn + 1 }.run();
+        Case { work: Work::Restore { block }, ..Case::import(&space, source, turn + 1) }.run();
     }
+}
+
+#[test]
+fn clones_by_snapshot_reach_every_kind_of_claim() {
+    let (golden, _web) = clones::golden("combined-smart-golden", IMMEDIATE);
+    let space = Space::new("combined-smart");
+    let classes = ["Immediate", "WaitForFirstConsumer"].map(|binding| clones::class("snapshot", binding));
+    let source = json!({"pvc": {"namespace": golden.0, "name": "golden"}});
+    let work = Work::Smart { block: false };
+    Case { classes: classes.each_ref().map(String::as_str), work, ..Case::import(&space, source, 0) }.run();
 }
 
 #[test]
@@ -413,7 +417,9 @@ fn combinations_that_cannot_be_are_refused() {
     let claim = || json!({"pvc": {"namespace": space.0, "name": "golden"}});
     let snapshot = || json!({"snapshot": {"namespace": space.0, "name": "golden"}});
     let registry = || json!({"registry": {"url": "docker://a.invalid/disk"}});
-    for source in [http(), json!({"upload": {}})] {
+    let s3 = json!({"s3": {"url": "https://a.invalid/bucket/files.tar"}});
+    let gcs = json!({"gcs": {"url": "gs://bucket/files.tar"}});
+    for source in [http(), s3, gcs, json!({"upload": {}})] {
         refused(source, "archive", "Block", "ContentType archive needs volumeMode Filesystem");
     }
     refused(json!({"blank": {}}), "archive", "Filesystem", "SourceType cannot be blank");

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::{Duration, SystemTime};
 
 use e2e::peer::registry::{self, Registry};
 use e2e::peer::web::Web;
 use image::layer::{self, Layer, Member};
+use operator::storage::cron::seen::DESIRED;
+use operator::storage::settings::POLL_NETWORKS;
 use serde_json::{Value, json};
 
+use crate::storage::platform;
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, PLATFORM, apply, assert_same};
 use crate::storage::space::{Space, until};
 
@@ -187,9 +191,9 @@ fn a_file_that_changes_on_the_web_is_polled_and_imported_again() {
     });
     assert_eq!(space.names("DataVolume"), std::slice::from_ref(&first));
     // nginx makes the ETag of time and length.
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+    let later = SystemTime::now() + Duration::from_secs(60);
     fs::File::options().write(true).open(&file).unwrap().set_modified(later).unwrap();
-    crate::storage::platform::restart();
+    platform::restart();
     make_due(&space);
     let second = pointed(&space, &first);
     assert_same(&space.file(&second));
@@ -242,10 +246,25 @@ fn an_image_behind_a_login_is_polled_by_a_pod_and_imported_again() {
     let first = pointed(&space, "");
     assert_same(&space.file(&first));
     CLUSTER.run(registry.push("disks/cron", &layer("two", folder.path()), &[])).unwrap();
+    let desired =
+        || space.get("DataImportCron", "nightly").unwrap()["metadata"]["annotations"][DESIRED].clone();
+    let before = desired();
+    // The controllers are killed before the poll and before the import.
+    platform::restart();
     make_due(&space);
+    until("the other digest is found", || (desired() != before).then_some(()));
+    platform::restart();
     let second = pointed(&space, &first);
     assert_same(&space.file(&second));
     until("no pod is left", || space.names("Pod").is_empty().then_some(()));
+}
+
+/// Why a cron is not up to date.
+fn problem(space: &Space, name: &str) -> Option<String> {
+    let cron = space.get("DataImportCron", name)?;
+    let conditions = cron["status"]["conditions"].as_array()?;
+    let current = conditions.iter().find(|one| one["type"] == "UpToDate")?;
+    Some(current["message"].as_str()?.to_owned())
 }
 
 #[test]
@@ -253,15 +272,17 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
     let space = Space::new("crons-guarded");
     let service = Space(PLATFORM.to_owned()).get("Service", "cdi-uploadproxy").unwrap();
     let service = service["spec"]["clusterIP"].as_str().unwrap().to_owned();
-    for (name, url, why) in [
-        ("metadata", "http://169.254.169.254/latest/meta-data".to_owned(), "link-local"),
-        ("loopback", "http://127.0.0.1:8443/healthz".to_owned(), "a loopback address"),
-        ("service", format!("https://{service}/healthz"), "an address of the cluster's Services"),
-        (
-            "named",
-            format!("https://cdi-uploadproxy.{PLATFORM}.svc/healthz"),
-            "an address of the cluster's Services",
-        ),
+    let http = |url: String| json!({"http": {"url": url}});
+    let registry = |host: &str| json!({"registry": {"url": format!("docker://{host}/disks/image:1")}});
+    let services = "an address of the cluster's Services";
+    for (name, source, why) in [
+        ("metadata", http("http://169.254.169.254/latest/meta-data".to_owned()), "link-local"),
+        ("loopback", http("http://127.0.0.1:8443/healthz".to_owned()), "a loopback address"),
+        ("service", http(format!("https://{service}/healthz")), services),
+        ("named", http(format!("https://cdi-uploadproxy.{PLATFORM}.svc/healthz")), services),
+        ("image-metadata", registry("169.254.169.254"), "link-local"),
+        ("image-loopback", registry("127.0.0.1:5000"), "a loopback address"),
+        ("image-service", registry(&service), services),
     ] {
         space.create(
             "DataImportCron",
@@ -270,17 +291,14 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
                 "spec": {
                     "managedDataSource": name, "schedule": "0 3 * * *",
                     "template": {"spec": {
-                        "source": {"http": {"url": url}},
+                        "source": source,
                         "storage": {"resources": {"requests": {"storage": "96Mi"}}},
                     }},
                 },
             }),
         );
         until(&format!("{name} is refused"), || {
-            let cron = space.get("DataImportCron", name)?;
-            let conditions = cron["status"]["conditions"].as_array()?.clone();
-            let current = conditions.into_iter().find(|one| one["type"] == "UpToDate")?;
-            let message = current["message"].as_str()?.to_owned();
+            let message = problem(&space, name)?;
             println!("{name}: {message}");
             message.contains(why).then_some(())
         });
@@ -295,6 +313,88 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
     let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build().unwrap();
     let sent = CLUSTER.run(client.post(format!("https://{address}/v1/poll")).body("{}").send());
     assert!(sent.is_err(), "{sent:?}");
+}
+
+#[test]
+fn a_service_that_the_administrator_allows_is_polled() {
+    let space = Space::new("crons-allowed");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let (host, port) = web
+        .url("")
+        .trim_start_matches("http://")
+        .trim_end_matches('/')
+        .split_once(':')
+        .map(|(host, port)| (host.to_owned(), port.to_owned()))
+        .unwrap();
+    apply(
+        &CLUSTER,
+        &format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: {0}}}\n\
+             spec: {{ports: [{{name: http, port: 80, targetPort: {port}}}]}}\n---\n\
+             apiVersion: v1\nkind: Endpoints\nmetadata: {{name: web, namespace: {0}}}\n\
+             subsets: [{{addresses: [{{ip: {host}}}], ports: [{{name: http, port: {port}}}]}}]\n",
+            space.0
+        ),
+    );
+    let service = space.get("Service", "web").unwrap()["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    cron(&space, &json!({}), &json!({"http": {"url": format!("http://{service}/disk.qcow2")}}));
+    until("the Service is refused", || {
+        problem(&space, "nightly")?.contains("an address of the cluster's Services").then_some(())
+    });
+    let allow = |networks: Value| {
+        let annotations = json!({POLL_NETWORKS: networks});
+        space.patch("CDIConfig", "config", &json!({"metadata": {"annotations": annotations}}));
+    };
+    // This address only: other tests have Services that stay refused.
+    allow(json!(format!("{service}/32")));
+    make_due(&space);
+    let import = pointed(&space, "");
+    assert_same(&space.file(&import));
+    allow(Value::Null);
+}
+
+#[test]
+fn imports_go_by_their_last_use_and_with_a_cron_that_retains_none() {
+    let space = Space::new("crons-retention");
+    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    let file = folder.path().join("disk.qcow2");
+    fs::copy(&DISK.qcow2, &file).unwrap();
+    let web = Web::start(CLUSTER.place(), folder.path()).unwrap();
+    let storage = json!({"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "96Mi"}}});
+    let template = json!({"source": {"http": {"url": web.url("disk.qcow2")}}, "storage": storage});
+    let spec = json!({
+        "managedDataSource": "image", "schedule": "0 3 * * *", "importsToKeep": 2, "retentionPolicy": "None",
+        "template": {"spec": template},
+    });
+    space.create("DataImportCron", json!({"metadata": {"name": "nightly"}, "spec": spec}));
+    let first = pointed(&space, "");
+    // nginx makes the ETag of time and length.
+    let begun = fs::metadata(&file).unwrap().modified().unwrap();
+    let dated = |time: SystemTime| {
+        fs::File::options().write(true).open(&file).unwrap().set_modified(time).unwrap();
+        make_due(&space);
+    };
+    dated(begun + Duration::from_secs(60));
+    let second = pointed(&space, &first);
+    assert!(space.get("DataVolume", &first).is_some(), "two imports are kept");
+    // The first import is used again; times of use are whole seconds.
+    std::thread::sleep(Duration::from_secs(1));
+    dated(begun);
+    assert_eq!(pointed(&space, &second), first);
+    dated(begun + Duration::from_secs(120));
+    let third = pointed(&space, &first);
+    until("the import that was used longest ago is gone", || {
+        space.get("DataVolume", &second).is_none().then_some(())
+    });
+    let (mut left, mut kept) = (space.names("DataVolume"), [first, third]);
+    left.sort();
+    kept.sort();
+    assert_eq!(left, kept);
+    space.delete("DataImportCron", "nightly");
+    until("its imports and its DataSource are gone", || {
+        let left = ["DataVolume", "PersistentVolumeClaim", "DataSource"].map(|kind| space.names(kind));
+        left.iter().all(Vec::is_empty).then_some(())
+    });
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! Imports that fail, and the conditions of their DataVolumes; they continue when the cause is removed.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use e2e::bar;
 use e2e::peer::flaky::{Flaky, Mood};
-use e2e::peer::registry::{self, Registry};
+use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
-use image::layer::{self, Member};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::storage::platform;
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, MIB, assert_same};
+use crate::storage::sources;
 use crate::storage::space::{Space, until};
 use crate::storage::timeline::Timeline;
 
@@ -26,11 +26,18 @@ fn an_image_that_appears_later_is_imported() {
     });
     assert_eq!(reason, "Error");
     assert!(message.contains("404"), "{message}");
+    space.warned("disk", "Error", "404");
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
     server.set_mood(Mood::Well);
     space.phases("disk", "Succeeded");
     assert_same(&space.file("disk"));
     let volume = space.get("DataVolume", "disk").unwrap();
     assert!(volume["status"]["restartCount"].as_u64().unwrap() >= 1);
+    space.completed("disk");
+    until("the success is an event", || {
+        let text = "Successfully imported into PVC disk".to_owned();
+        space.events("disk").contains(&("ImportSucceeded".to_owned(), text)).then_some(())
+    });
 }
 
 #[test]
@@ -78,23 +85,13 @@ fn an_image_of_another_architecture_is_named_and_the_right_one_is_taken() {
     let space = Space::new("failures-architecture");
     let registry = Registry::start(CLUSTER.place()).unwrap();
     let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let layer = sources::layer(folder.path());
     let image = CLUSTER.run(registry.push_for("arm64", "disks/foreign", &layer, &[])).unwrap();
-    space.create(
-        "ConfigMap",
-        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
-    );
-    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
-    space.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    let fields = sources::pulled(&space, &registry, &image);
     let source = |architecture: &str| {
-        json!({"registry": {
-            "url": format!("docker://{image}"), "certConfigMap": "authority", "secretRef": "keys",
-            "platform": {"architecture": architecture},
-        }})
+        let mut fields = fields.clone();
+        fields["platform"] = json!({"architecture": architecture});
+        json!({"registry": fields})
     };
     space.data_volume("disk", &source("amd64"), IMMEDIATE, "Filesystem", &json!({}));
     let text = "the image is for linux/arm64, and linux/amd64 was asked for";
@@ -114,66 +111,135 @@ fn an_image_of_another_architecture_is_named_and_the_right_one_is_taken() {
     assert_same(&space.file("disk"));
 }
 
+/// An object as backup tools create it again: without identity, owners and status.
+fn exported(object: &Value) -> Value {
+    let mut spec = object["spec"].clone();
+    spec.as_object_mut().unwrap().remove("dataSource");
+    let mut meta = object["metadata"].clone();
+    meta["annotations"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("pv.kubernetes.io/"));
+    let meta = json!({"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]});
+    json!({"metadata": meta, "spec": spec})
+}
+
+/// A DataVolume and its claim, as they are exported.
+struct Saved {
+    name: &'static str,
+    volume: Value,
+    claim: Value,
+    /// The claim is created before the DataVolume.
+    first: bool,
+}
+
+impl Saved {
+    /// Name of the claim's volume.
+    fn persistent(&self) -> &str {
+        self.claim["spec"]["volumeName"].as_str().unwrap()
+    }
+}
+
+/// Waits until both name each other as filled.
+fn save(space: &Space, name: &'static str, first: bool) -> Saved {
+    space.phases(name, "Succeeded");
+    let marked = |kind: &str, annotation: &str| {
+        until(&format!("{kind} {name} has {annotation}"), || {
+            let object = space.get(kind, name)?;
+            let annotation = format!("cdi.kubevirt.io/storage.{annotation}");
+            (object["metadata"]["annotations"][annotation] == name).then_some(object)
+        })
+    };
+    let claim = marked("PersistentVolumeClaim", "populatedFor");
+    Saved { name, volume: marked("DataVolume", "prePopulated"), claim, first }
+}
+
+/// Deletes both; the volume outlives its claim, as a backup's does, and stays reserved for it.
+fn lose(space: &Space, saved: &Saved) {
+    let (name, volume) = (saved.name, saved.persistent());
+    space.patch("PersistentVolume", volume, &json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
+    space.delete("DataVolume", name);
+    until("both are gone", || {
+        let gone = space.get("DataVolume", name).is_none();
+        (gone && space.get("PersistentVolumeClaim", name).is_none()).then_some(())
+    });
+    until("the volume is released", || {
+        (space.get("PersistentVolume", volume)?["status"]["phase"] == "Released").then_some(())
+    });
+    // It stays this claim's, whichever id that will have; an available volume would be anybody's.
+    space.patch(
+        "PersistentVolume",
+        volume,
+        &json!({"spec": {"claimRef": {"uid": null, "resourceVersion": null}}}),
+    );
+}
+
 #[test]
-fn a_restored_claim_is_adopted_and_not_filled_again() {
+fn restored_claims_are_adopted_and_not_filled_again() {
     let space = Space::new("failures-restored");
     let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, 1000 * MIB).unwrap();
     let source = json!({"http": {"url": server.url()}});
-    let saved = json!({"cdi.kubevirt.io/storage.populatedFor": "disk"});
-    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &saved);
-    space.phases("disk", "Succeeded");
-    let marked = until("the claim says that it is filled", || {
-        let claim = space.get("PersistentVolumeClaim", "disk")?;
-        (claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.populatedFor"] == "disk").then_some(claim)
-    });
-    let exported = until("the DataVolume names its claim", || {
-        let volume = space.get("DataVolume", "disk")?;
-        (volume["metadata"]["annotations"]["cdi.kubevirt.io/storage.prePopulated"] == "disk")
-            .then_some(volume)
-    });
-    // The volume outlives its claim, as a backup's does.
-    let name = marked["spec"]["volumeName"].as_str().unwrap().to_owned();
-    let reclaim = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
-    space.patch("PersistentVolume", &name, &reclaim("Retain"));
-    space.delete("DataVolume", "disk");
-    until("both are gone", || {
-        let gone = space.get("DataVolume", "disk").is_none();
-        (gone && space.get("PersistentVolumeClaim", "disk").is_none()).then_some(())
-    });
-    until("the volume is released", || {
-        (space.get("PersistentVolume", &name)?["status"]["phase"] == "Released").then_some(())
-    });
-    let sent = server.sent();
-    // It stays this claim's, whichever id that will have; an available volume would be anybody's.
-    let unbound = json!({"spec": {"claimRef": {"uid": null, "resourceVersion": null}}});
-    space.patch("PersistentVolume", &name, &unbound);
-    // As backup tools do: without identity, owners and status; the DataVolume first.
-    let restored = |object: &serde_json::Value| {
-        let mut spec = object["spec"].clone();
-        spec.as_object_mut().unwrap().remove("dataSource");
-        let mut meta = object["metadata"].clone();
-        meta["annotations"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("pv.kubernetes.io/"));
-        json!({"metadata": {"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]}, "spec": spec})
-    };
-    space.create("DataVolume", restored(&exported));
-    until("the restored DataVolume is looked at", || {
-        (space.get("DataVolume", "disk")?["status"]["phase"] == "Pending").then_some(())
-    });
+    space.data_volume("golden", &source, IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("golden", "Succeeded");
+    let golden = json!({"pvc": {"namespace": space.0, "name": "golden"}});
+    let cases = [
+        ("disk", &source, "Filesystem", "true", false),
+        ("device", &source, "Block", "true", false),
+        ("direct", &source, "Filesystem", "false", false),
+        ("cloned", &golden, "Filesystem", "true", false),
+        ("early", &source, "Filesystem", "true", true),
+    ];
+    for (name, source, mode, populator, _) in cases {
+        let annotations = json!({
+            "cdi.kubevirt.io/storage.populatedFor": name, "cdi.kubevirt.io/storage.usePopulator": populator,
+        });
+        space.data_volume(name, source, IMMEDIATE, mode, &annotations);
+    }
+    let all = cases.map(|(name, .., first)| save(&space, name, first));
+    for saved in &all {
+        lose(&space, saved);
+    }
+    let (sent, made) = (server.sent(), platform::pods_made(&space.0).len());
+    for saved in &all {
+        if saved.first {
+            space.create("PersistentVolumeClaim", exported(&saved.claim));
+            until("the restored claim is bound", || {
+                (space.get("PersistentVolumeClaim", saved.name)?["status"]["phase"] == "Bound").then_some(())
+            });
+        } else {
+            space.create("DataVolume", exported(&saved.volume));
+            until("the restored DataVolume is looked at", || {
+                (space.get("DataVolume", saved.name)?["status"]["phase"] == "Pending").then_some(())
+            });
+        }
+    }
     std::thread::sleep(Duration::from_secs(1));
-    assert!(space.get("PersistentVolumeClaim", "disk").is_none(), "it waits for its claim");
-    space.create("PersistentVolumeClaim", restored(&marked));
-    space.phases("disk", "Succeeded");
-    let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
-    assert_eq!(claim["metadata"]["ownerReferences"][0]["kind"], "DataVolume");
-    assert_eq!(claim["spec"]["volumeName"], name.as_str());
-    until("it is bound", || {
-        (space.get("PersistentVolumeClaim", "disk")?["status"]["phase"] == "Bound").then_some(())
-    });
-    assert_same(&space.file("disk"));
-    assert_eq!(server.sent(), sent, "nothing is fetched again");
+    for saved in &all {
+        let (name, claim) = (saved.name, space.get("PersistentVolumeClaim", saved.name));
+        if saved.first {
+            space.create("DataVolume", exported(&saved.volume));
+        } else {
+            assert!(claim.is_none(), "{name} waits for its claim");
+            space.create("PersistentVolumeClaim", exported(&saved.claim));
+        }
+    }
+    for saved in &all {
+        let name = saved.name;
+        space.phases(name, "Succeeded");
+        let claim = space.get("PersistentVolumeClaim", name).unwrap();
+        assert_eq!(claim["metadata"]["ownerReferences"][0]["kind"], "DataVolume", "{name}");
+        assert_eq!(claim["spec"]["volumeName"], saved.persistent(), "{name}");
+        until("it is bound", || {
+            (space.get("PersistentVolumeClaim", name)?["status"]["phase"] == "Bound").then_some(())
+        });
+        assert_same(&space.file(name));
+    }
     until("no pod is left", || space.names("Pod").is_empty().then_some(()));
     assert_eq!(server.sent(), sent, "nothing is fetched again");
-    space.patch("PersistentVolume", &name, &reclaim("Delete"));
+    assert_eq!(platform::pods_made(&space.0).len(), made, "no worker is made again");
+    let helped = |name: &String| name.starts_with("prime-") || name.starts_with("tmp-");
+    assert!(!space.names("PersistentVolumeClaim").iter().any(helped), "nothing is cloned again");
+    for saved in &all {
+        let delete = json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}});
+        space.patch("PersistentVolume", saved.persistent(), &delete);
+    }
 }
 
 #[test]
@@ -184,7 +250,12 @@ fn a_wrong_checksum_fails_and_is_not_tried_again() {
     let source = json!({"http": {"url": web.url("disk.qcow2"), "checksum": checksum}});
     space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
     space.phases("disk", "Failed");
-    assert_eq!(space.condition("disk", "Running").unwrap().1, "ChecksumError");
+    let (running, reason, _) = space.condition("disk", "Running").unwrap();
+    assert_eq!((running.as_str(), reason.as_str()), ("False", "ChecksumError"));
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
+    assert_eq!(space.condition("disk", "Bound").unwrap().0, "False", "the volume is not handed over");
+    space.warned("disk", "ImportFailed", "Failed to import into PVC disk");
+    space.warned("disk", "ChecksumError", "checksum");
     until("the importer is gone", || space.names("Pod").is_empty().then_some(()));
     std::thread::sleep(Duration::from_secs(3));
     assert!(space.names("Pod").is_empty(), "it is not tried again");
@@ -201,6 +272,11 @@ fn a_missing_class_is_named_and_used_when_it_appears() {
     });
     assert!(begun.elapsed() < bar(Duration::from_secs(10)));
     assert!(message.contains("StorageClass later does not exist"), "{message}");
+    space.warned("disk", "ErrClaimNotValid", "StorageClass later does not exist");
+    let (status, reason, message) = space.condition("disk", "Bound").unwrap();
+    assert_eq!([&*status, &*reason, &*message], ["False", "NotFound", "No PVC found"]);
+    assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
+    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
     space.create(
         "StorageClass",
         json!({
@@ -209,6 +285,7 @@ fn a_missing_class_is_named_and_used_when_it_appears() {
         }),
     );
     space.phases("disk", "Succeeded");
+    space.completed("disk");
 }
 
 #[test]
@@ -228,8 +305,10 @@ fn a_quota_is_reported_and_the_import_continues_without_it() {
         (status == "False" && reason == "ErrExceededQuota").then_some(())
     });
     assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
+    space.warned("disk", "ErrExceededQuota", "exceeded quota: none");
     space.delete("ResourceQuota", "none");
     space.phases("disk", "Succeeded");
+    space.completed("disk");
 }
 
 #[test]
@@ -237,16 +316,32 @@ fn a_deleted_claim_is_made_and_filled_again() {
     let space = Space::new("failures-claim");
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
     let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    let timeline = Timeline::start(&space);
     space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
     space.phases("disk", "Succeeded");
     let uid = space.get("PersistentVolumeClaim", "disk").unwrap()["metadata"]["uid"].clone();
+    // The claim stays until no pod uses it.
+    space.consumer("disk", "Filesystem");
+    until("the claim is used", || {
+        (space.get("Pod", "consumer-disk")?["status"]["phase"] == "Running").then_some(())
+    });
     space.delete("PersistentVolumeClaim", "disk");
+    until("the DataVolume waits for the end of its claim", || {
+        let (status, reason, message) = space.condition("disk", "Running")?;
+        let named = message.contains("marked for deletion");
+        (status == "False" && reason == "ErrResourceMarkedForDeletion" && named).then_some(())
+    });
+    space.warned("disk", "ErrResourceMarkedForDeletion", "marked for deletion");
+    space.delete("Pod", "consumer-disk");
     until("another claim is filled", || {
         let claim = space.get("PersistentVolumeClaim", "disk")?;
         let done = space.get("DataVolume", "disk")?["status"]["phase"] == "Succeeded";
         (claim["metadata"]["uid"] != uid && done && claim["status"]["phase"] == "Bound").then_some(())
     });
     assert_same(&space.file("disk"));
+    space.completed("disk");
+    let once = ["Pending", "ImportScheduled", "ImportInProgress", "Succeeded"];
+    assert_eq!(timeline.phases("disk"), [once, once].concat());
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! Imports: by the node, into a user's claim, and how long they take.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
-use image::layer::{self, Member};
 use operator::storage::populate::task::Task;
 use operator::storage::seen::{Claim, Source};
 use operator::storage::settings::Settings;
@@ -15,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::storage::platform;
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
+use crate::storage::sources;
 use crate::storage::space::{Space, until};
 use crate::storage::timeline::{Timeline, median};
 
@@ -24,11 +23,7 @@ fn an_image_is_pulled_by_the_node_and_brings_its_labels() {
     let registry = Registry::start(CLUSTER.place()).unwrap();
     CLUSTER.trust_registry(&registry.address(), registry.authority()).unwrap();
     let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let layer = sources::layer(folder.path());
     let environment = ["INSTANCETYPE_KUBEVIRT_IO_DEFAULT_INSTANCETYPE=u1.small"];
     let image = CLUSTER.run(registry.push("disks/node", &layer, &environment)).unwrap();
     space.create(
@@ -55,14 +50,7 @@ fn an_image_is_pulled_by_the_node_and_brings_its_labels() {
 fn a_claim_that_a_user_writes_is_filled_from_its_volume_import_source() {
     let space = Space::new("imports-claim");
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
-    space.create("PersistentVolumeClaim", json!({
-        "metadata": {"name": "mine"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": IMMEDIATE,
-            "resources": {"requests": {"storage": "128Mi"}},
-            "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": "VolumeImportSource", "name": "later"},
-        },
-    }));
+    space.claim("mine", ("VolumeImportSource", "later"), &json!({}));
     until("the claim says what is missing", || {
         let claim = space.get("PersistentVolumeClaim", "mine")?;
         let said =

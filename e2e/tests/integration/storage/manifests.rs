@@ -7,8 +7,14 @@ use std::process::Command;
 use e2e::peer::web::Web;
 use serde_json::json;
 
-use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE};
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, MIB, apply, assert_same};
 use crate::storage::space::{Space, until};
+
+/// The manifests of a file.
+fn manifests(file: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/storage");
+    fs::read_to_string(folder.join(file)).unwrap()
+}
 
 /// The API server's answer to a text, with strict validation; nothing is written.
 fn applied(text: &str) -> Result<String, String> {
@@ -125,11 +131,8 @@ fn manifests_of_users_reach_their_phases() {
         "DataSource",
         json!({"metadata": {"name": "fedora"}, "spec": {"source": {"pvc": {"name": "golden", "namespace": space.0}}}}),
     );
-    let text = fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/storage/manifests.yaml"),
-    );
     let file = CLUSTER.place().path("manifests-applied.yaml");
-    fs::write(&file, adapted(&text.unwrap(), &space, &web)).unwrap();
+    fs::write(&file, adapted(&manifests("manifests.yaml"), &space, &web)).unwrap();
     let mut command = CLUSTER.kubectl();
     command.args(["apply", "-n", &space.0, "--validate=strict", "-f"]).arg(&file);
     let run = command.output().unwrap();
@@ -158,21 +161,81 @@ fn manifests_of_users_reach_their_phases() {
     for name in ["of-claim", "of-snapshot", "of-source", "mirrored", "web"] {
         until(&format!("DataSource {name} is ready"), || ready("DataSource", name, "Ready"));
     }
-    until("the cron of a claim is up to date", || ready("DataImportCron", "of-claim", "UpToDate"));
+    for name in ["of-claim", "of-file"] {
+        until(&format!("cron {name} is up to date"), || ready("DataImportCron", name, "UpToDate"));
+    }
+    // Nothing answers for their registries.
+    for name in ["nightly", "by-node"] {
+        until(&format!("cron {name} cannot be polled"), || {
+            let cron = space.get("DataImportCron", name)?;
+            let conditions = cron["status"]["conditions"].as_array()?;
+            let current = conditions.iter().find(|one| one["type"] == "UpToDate")?;
+            let why = current["message"].as_str()?.strip_prefix("No source digest: ")?;
+            (current["status"] == "False" && current["reason"] == "NoDigest" && !why.is_empty()).then_some(())
+        });
+    }
+    // The webhook of labelled claims gives modes, and room for the filesystem around the disk.
+    let imported = space.get("PersistentVolumeClaim", "imported").unwrap();
+    let spec = &imported["spec"];
+    assert_eq!(
+        (&spec["accessModes"], &spec["volumeMode"]),
+        (&json!(["ReadWriteOnce"]), &json!("Filesystem"))
+    );
+    let size = api::quantity::bytes(spec["resources"]["requests"]["storage"].as_str().unwrap()).unwrap();
+    assert!(size > 96 * MIB, "{size}");
     until("the user's claim is filled", || {
         (space.get("PersistentVolumeClaim", "imported")?["status"]["phase"] == "Bound").then_some(())
     });
+    assert_same(&space.file("imported"));
     space.delete("Namespace", &space.0);
     until("the namespace is gone", || space.get("Namespace", &space.0).is_none().then_some(()));
 }
 
 #[test]
+fn a_storage_profile_is_followed_and_an_object_transfer_is_answered() {
+    let space = Space::new("manifests-cluster");
+    apply(
+        &CLUSTER,
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-profiled}\n\
+         provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+         allowVolumeExpansion: true\nparameters: {storagePool: legacy}\n",
+    );
+    until("the class has a profile", || space.get("StorageProfile", "hostpath-profiled"));
+    // A CDI object, or another CDIConfig, would change the other tests' imports.
+    let text = manifests("manifests_cluster.yaml");
+    let is_own =
+        |one: &&str| one.contains("kind: StorageProfile\n") || one.contains("kind: ObjectTransfer\n");
+    let own: Vec<&str> = text.split("---\n").filter(is_own).collect();
+    assert_eq!(own.len(), 2);
+    let file = CLUSTER.place().path("manifests-cluster.yaml");
+    fs::write(&file, own.join("---\n")).unwrap();
+    let run = CLUSTER.kubectl().args(["apply", "--validate=strict", "-f"]).arg(&file).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    until("the profile has its spec", || {
+        let profile = space.get("StorageProfile", "hostpath-profiled")?;
+        let (spec, status) = (&profile["spec"], &profile["status"]);
+        let fields = ["claimPropertySets", "cloneStrategy", "dataImportCronSourceFormat", "snapshotClass"];
+        fields.iter().all(|field| !spec[*field].is_null() && spec[*field] == status[*field]).then_some(())
+    });
+    let storage =
+        json!({"storageClassName": "hostpath-profiled", "resources": {"requests": {"storage": "96Mi"}}});
+    let spec = json!({"source": {"blank": {}}, "storage": storage});
+    space.create("DataVolume", json!({"metadata": {"name": "disk"}, "spec": spec}));
+    space.phases("disk", "Succeeded");
+    let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
+    assert_eq!(claim["spec"]["volumeMode"], "Block");
+    until("the transfer is answered", || {
+        let status = space.get("ObjectTransfer", "moved")?["status"].clone();
+        let condition = &status["conditions"][0];
+        (status["phase"] == "Failed" && condition["reason"] == "NotSupported").then_some(())
+    });
+    space.delete("ObjectTransfer", "moved");
+}
+
+#[test]
 fn manifests_of_users_pass_strict_validation() {
     let space = Space::new("manifests");
-    let text = fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/integration/storage/manifests.yaml"),
-    );
-    let text = text.unwrap();
+    let text = manifests("manifests.yaml");
     let count = text.matches("\nkind: ").count();
     assert_eq!(count, 40);
     // One DataVolume refers to a DataSource, which admission looks for.
@@ -182,6 +245,8 @@ fn manifests_of_users_pass_strict_validation() {
     );
     let said = applied(&text).unwrap();
     assert_eq!(said.lines().count(), count, "{said}");
+    let said = applied(&manifests("manifests_cluster.yaml")).unwrap();
+    assert_eq!(said.lines().count(), 4, "{said}");
     let volume = "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataVolume\nmetadata: {name: wrong}\nspec:\n";
     for (spec, words) in [
         (

@@ -1,8 +1,10 @@
 //! Uploads as virtctl does them: a token, then the bytes to the upload proxy.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use e2e::Cluster;
+use futures_util::{StreamExt, stream};
 use reqwest::{Body, Certificate, Client, Method};
 use serde_json::{Value, json};
 
@@ -88,6 +90,21 @@ pub(crate) fn send(method: Method, path: &str, token: &str, body: Vec<u8>) -> (u
 #[track_caller]
 pub(crate) fn upload(space: &Space, claim: &str) {
     upload_to(space, claim, "/v1beta1/upload-async", &std::fs::read(&DISK.qcow2).unwrap());
+}
+
+/// Uploads the disk in four pieces, and calls `between` before each of them.
+#[track_caller]
+pub(crate) fn upload_slowly(space: &Space, claim: &str, between: fn()) {
+    let bytes = std::fs::read(&DISK.qcow2).unwrap();
+    let pieces: Vec<Vec<u8>> = bytes.chunks(bytes.len().div_ceil(4)).map(<[u8]>::to_vec).collect();
+    let pieces = stream::iter(pieces).then(move |piece| async move {
+        between();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok::<_, std::io::Error>(piece)
+    });
+    let (token, body) = (token(space, claim), Body::wrap_stream(pieces));
+    let (status, body) = try_send_to(&CLUSTER, Method::POST, "/v1beta1/upload", &token, body).unwrap();
+    assert_eq!(status, 200, "{body}");
 }
 
 /// Uploads these bytes to a path of the proxy.

@@ -63,10 +63,38 @@ pub(crate) static DISK: LazyLock<Disk> = LazyLock::new(|| {
     disk
 });
 
+/// A tar file with the disk as `files.raw`; web servers of the disk's folder have it, too, as [`ARCHIVE_URL`].
+pub(crate) static ARCHIVE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let file = DISK.raw.parent().unwrap().join(ARCHIVE_URL);
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let tar = Command::new("tar")
+        .args(["--transform", "s/.*/files.raw/", "-cf"])
+        .arg(&file)
+        .arg("-C")
+        .arg(DISK.raw.parent().unwrap())
+        .arg(DISK.raw.file_name().unwrap())
+        .status();
+    assert!(tar.unwrap().success());
+    file
+});
+
+/// Where the archive is below the disk's folder.
+pub(crate) const ARCHIVE_URL: &str = "archive/files.tar";
+
 /// Whether a volume begins with the disk's bytes.
 #[track_caller]
 pub(crate) fn assert_same(volume: &Path) {
     let size = DISK_SIZE.to_string();
     let compared = Command::new("cmp").args(["-n", &size]).args([&DISK.raw, volume]).output().unwrap();
     assert!(compared.status.success(), "{}", String::from_utf8_lossy(&compared.stderr));
+}
+
+/// Whether a volume is as large as the disk at least, and has nothing but zeros.
+#[track_caller]
+pub(crate) fn assert_empty(volume: &Path) {
+    let size = fs::metadata(volume).unwrap().len();
+    assert!(size >= DISK_SIZE, "{}: {size} bytes", volume.display());
+    let compared =
+        Command::new("cmp").args(["-n", &size.to_string(), "/dev/zero"]).arg(volume).output().unwrap();
+    assert!(compared.status.success(), "{}", String::from_utf8_lossy(&compared.stdout));
 }

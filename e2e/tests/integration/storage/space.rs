@@ -7,7 +7,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
-use crate::storage::setup::CLUSTER;
+use crate::storage::setup::{CLUSTER, IMMEDIATE};
 
 /// A namespace.
 pub(crate) struct Space(pub(crate) String);
@@ -16,7 +16,9 @@ pub(crate) struct Space(pub(crate) String);
 fn group(kind: &str) -> (&'static str, &'static str) {
     match kind {
         "DataVolume" | "DataSource" | "DataImportCron" | "VolumeImportSource" | "VolumeUploadSource"
-        | "VolumeCloneSource" | "StorageProfile" => ("cdi.kubevirt.io", "v1beta1"),
+        | "VolumeCloneSource" | "StorageProfile" | "CDIConfig" | "ObjectTransfer" => {
+            ("cdi.kubevirt.io", "v1beta1")
+        }
         "ReferenceGrant" => ("gateway.networking.k8s.io", "v1beta1"),
         "VolumePopulator" => ("populator.storage.k8s.io", "v1beta1"),
         "StorageClass" => ("storage.k8s.io", "v1"),
@@ -31,9 +33,8 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
         if kind == "StorageClass" { "storageclasses".into() } else { format!("{}s", kind.to_lowercase()) };
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), &plural);
     match kind {
-        "StorageClass" | "StorageProfile" | "PersistentVolume" | "Namespace" | "VolumePopulator" => {
-            Api::all_with(CLUSTER.client(), &resource)
-        }
+        "StorageClass" | "StorageProfile" | "CDIConfig" | "ObjectTransfer" | "PersistentVolume"
+        | "Namespace" | "VolumePopulator" => Api::all_with(CLUSTER.client(), &resource),
         _ => Api::namespaced_with(CLUSTER.client(), namespace, &resource),
     }
 }
@@ -79,16 +80,51 @@ impl Space {
     }
 
     pub(crate) fn names(&self, kind: &str) -> Vec<String> {
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+        self.all(kind).iter().map(name).collect()
+    }
+
+    /// Objects of a kind: of this namespace, or all where the kind is cluster-scoped.
+    pub(crate) fn all(&self, kind: &str) -> Vec<Value> {
         let all = CLUSTER.run(api(kind, &self.0).list(&ListParams::default())).unwrap();
-        all.items.into_iter().map(|one| one.metadata.name.unwrap()).collect()
+        all.items.into_iter().map(|object| serde_json::to_value(object).unwrap()).collect()
     }
 
     /// Reasons and messages of the events about an object.
     pub(crate) fn events(&self, name: &str) -> Vec<(String, String)> {
-        let all = CLUSTER.run(api("Event", &self.0).list(&ListParams::default())).unwrap();
-        let about = all.items.iter().filter(|event| event.data["involvedObject"]["name"] == name);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        about.map(|event| (text(&event.data["reason"]), text(&event.data["message"]))).collect()
+        let all = self.all("Event");
+        let about = all.iter().filter(|event| event["involvedObject"]["name"] == name);
+        about.map(|event| (text(&event["reason"]), text(&event["message"]))).collect()
+    }
+
+    /// Waits for a warning about an object, with this reason and these words: events are published after the status.
+    #[track_caller]
+    pub(crate) fn warned(&self, name: &str, reason: &str, words: &str) {
+        until(&format!("{name} has a warning {reason}: {words}"), || {
+            let is_it = |event: &Value| {
+                event["involvedObject"]["name"] == name
+                    && event["type"] == "Warning"
+                    && event["reason"] == reason
+                    && event["message"].as_str().is_some_and(|message| message.contains(words))
+            };
+            self.all("Event").iter().any(is_it).then_some(())
+        });
+    }
+
+    /// Makes a claim of 128 MiB that names an object of this kind as its source.
+    pub(crate) fn claim(&self, name: &str, (kind, source): (&str, &str), annotations: &Value) {
+        self.create(
+            "PersistentVolumeClaim",
+            json!({
+                "metadata": {"name": name, "annotations": annotations},
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": IMMEDIATE,
+                    "resources": {"requests": {"storage": "128Mi"}},
+                    "dataSourceRef": {"apiGroup": "cdi.kubevirt.io", "kind": kind, "name": source},
+                },
+            }),
+        );
     }
 
     /// Makes a DataVolume with a claim of 128 MiB.
@@ -121,6 +157,19 @@ impl Space {
             volume["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind)?.clone();
         let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
         Some((text("status"), text("reason"), text("message")))
+    }
+
+    /// Waits until a DataVolume is ready and bound, and its worker has completed.
+    #[track_caller]
+    pub(crate) fn completed(&self, name: &str) {
+        for (condition, state, reason) in
+            [("Ready", "True", ""), ("Bound", "True", "Bound"), ("Running", "False", "Completed")]
+        {
+            until(&format!("{name}: {condition} is {state} {reason}"), || {
+                let (found, why, _) = self.condition(name, condition)?;
+                (found == state && why == reason).then_some(())
+            });
+        }
     }
 
     /// Waits for a phase; gives the phases that were seen on the way.

@@ -13,8 +13,14 @@ use tokio::sync::watch;
 use crate::storage::setup::CLUSTER;
 use crate::storage::space::{Space, api};
 
-/// Kind, name, and state: `made`, each phase of a DataVolume, or `done` of a pod with a container that succeeded.
+/// Kind, name, and state: `made`, each phase of a DataVolume, or `done` of a pod with a container that succeeded. For
+/// the conditions of a DataVolume the kind is their type, and the state is status and reason.
 type TimelineStep = (&'static str, String, String);
+
+/// The state of an object that exists.
+const MADE: &str = "made";
+/// Types of the conditions of a DataVolume.
+const CONDITIONS: [&str; 3] = ["Ready", "Bound", "Running"];
 
 /// Follows DataVolumes and pods until it is dropped.
 pub(crate) struct Timeline {
@@ -58,14 +64,20 @@ impl Timeline {
 
     /// Phases of a DataVolume, in the order in which they were seen.
     pub(crate) fn phases(&self, name: &str) -> Vec<String> {
+        self.states("DataVolume", name)
+    }
+
+    /// States of an object, or of a condition of a DataVolume, in the order in which they were seen.
+    pub(crate) fn states(&self, kind: &str, name: &str) -> Vec<String> {
         let seen = self.seen.lock().unwrap();
-        let own = seen.iter().filter(|(one, _)| is_phase_of(one, name));
+        let own = seen.iter().filter(|(one, _)| (one.0, &*one.1) == (kind, name) && one.2 != MADE);
         own.map(|(one, _)| one.2.clone()).collect()
     }
 }
 
-fn is_phase_of(one: &TimelineStep, name: &str) -> bool {
-    one.0 == "DataVolume" && one.1 == name && one.2 != "made"
+/// Whether a state follows another one of the same object, in contrast to its making.
+fn is_alike(one: &TimelineStep, other: &TimelineStep) -> bool {
+    (one.0, &one.1, one.2 == MADE) == (other.0, &other.1, other.2 == MADE)
 }
 
 async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(TimelineStep, Instant)>>) {
@@ -89,20 +101,11 @@ async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(TimelineS
             };
             let now = Instant::now();
             version = object.metadata.resource_version.clone().unwrap_or_default();
-            let name = object.metadata.name.clone().unwrap_or_default();
             let mut seen = seen.lock().unwrap();
-            for state in ["made".to_owned()].into_iter().chain(state(kind, &object)) {
-                let one = (kind, name.clone(), state);
-                let phase = kind == "DataVolume" && one.2 != "made";
-                let known = match phase {
-                    // A phase that comes back is another one.
-                    true => seen
-                        .iter()
-                        .rfind(|(other, _)| is_phase_of(other, &name))
-                        .is_some_and(|(last, _)| *last == one),
-                    false => seen.iter().any(|(other, _)| *other == one),
-                };
-                if !known {
+            for one in steps(kind, &object) {
+                // A state that comes back is another one.
+                let last = seen.iter().rfind(|(other, _)| is_alike(other, &one));
+                if last.is_none_or(|(last, _)| *last != one) {
                     seen.push((one, now));
                 }
             }
@@ -110,13 +113,25 @@ async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(TimelineS
     }
 }
 
-fn state(kind: &str, object: &DynamicObject) -> Option<String> {
+/// The steps that an object has reached.
+fn steps(kind: &'static str, object: &DynamicObject) -> Vec<TimelineStep> {
+    let name = object.metadata.name.clone().unwrap_or_default();
     let status = &object.data["status"];
-    if kind == "DataVolume" {
-        return Some(status["phase"].as_str()?.to_owned()).filter(|phase| !phase.is_empty());
+    let mut steps = vec![(kind, name.clone(), MADE.to_owned())];
+    if kind == "Pod" {
+        let ended: &Value = &status["containerStatuses"][0]["state"]["terminated"];
+        steps.extend((ended["exitCode"] == 0).then(|| (kind, name, "done".to_owned())));
+        return steps;
     }
-    let ended: &Value = &status["containerStatuses"][0]["state"]["terminated"];
-    (ended["exitCode"] == 0).then(|| "done".to_owned())
+    let phase = status["phase"].as_str().filter(|phase| !phase.is_empty());
+    steps.extend(phase.map(|phase| (kind, name.clone(), phase.to_owned())));
+    for condition in status["conditions"].as_array().into_iter().flatten() {
+        let text = |field: &str| condition[field].as_str().unwrap_or_default();
+        let state = format!("{} {}", text("status"), text("reason")).trim_end().to_owned();
+        let known = CONDITIONS.into_iter().find(|one| *one == text("type"));
+        steps.extend(known.map(|one| (one, name.clone(), state)));
+    }
+    steps
 }
 
 /// The middle one.

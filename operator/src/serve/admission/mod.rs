@@ -60,6 +60,7 @@ const SETTINGS_WAIT: Duration = Duration::from_secs(3);
 const HOST_PATHS: Resource =
     Resource::cluster("hostpathprovisioner.kubevirt.io", "v1beta1", "hostpathprovisioners");
 const HYPER_CONVERGED: Resource = Resource::namespaced("hco.kubevirt.io", "v1", "hyperconvergeds");
+const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
 
 /// A webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -343,6 +344,13 @@ impl Admission {
         let needs = authorize::needs(&origin, &request.namespace);
         if needs == authorize::Needs::Nothing {
             return Ok(Answer::allow());
+        }
+        // Restored where the source's namespace is not: there is nothing to clone, and without a token nothing will be.
+        if cloned::needs_no_source(&request.object) {
+            let namespace = Key::cluster(&origin.namespace);
+            if self.client.find_cached::<Value>(NAMESPACES, &namespace).await?.is_none() {
+                return Ok(Answer::allow());
+            }
         }
         let (keys, now) = (keys::read(&self.client, &self.namespace).await?, signers::now());
         // The platform's accounts may clone everything, so they must not do so for others: the VM controller asks as the

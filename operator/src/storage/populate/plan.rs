@@ -322,7 +322,7 @@ pub fn direct(o: &Observed<'_>) -> Plan {
         actions.extend(failure(o, worker));
         actions.push(annotate(target, changes, labels));
     }
-    let retained = complete && target.meta.says(names::RETAIN, "true");
+    let retained = mirror.succeeded && target.meta.says(names::RETAIN, "true");
     let ended = mirror.succeeded || mirror.fatal || mirror.expired || worker.phase == "Failed";
     if ended && !retained && !worker.meta.deleting {
         actions.push(delete_pod(worker));
@@ -678,6 +678,47 @@ mod tests {
             if let Some(trouble) = plan.trouble {
                 assert!(trouble.message.starts_with(text) && trouble.message.contains("delete the pod"));
             }
+        }
+    }
+
+    #[test]
+    fn a_worker_on_the_claim_itself_is_retained_after_its_success() {
+        let task = Task {
+            source: Source::Blank,
+            archive: false,
+            preallocation: false,
+            owner_uid: String::new(),
+            priority: String::new(),
+        };
+        let retained = json!({names::RETAIN: "true"});
+        let over = json!({names::RETAIN: "true", names::POD_PHASE: "Succeeded"});
+        for (annotations, phase, deleted) in [
+            (&json!({}), "Succeeded", true),
+            (&retained, "Succeeded", false),
+            (&over, "Succeeded", false),
+            (&retained, "Failed", true),
+        ] {
+            let claim = Claim::from(&json!({
+                "metadata": {"name": "disk", "namespace": "n", "uid": "c", "annotations": annotations},
+                "status": {"phase": "Bound"},
+            }));
+            let worker = worker("importer-disk", "c", "disk", phase);
+            let plan = direct(&Observed {
+                target: &claim,
+                prime: None,
+                worker: Some(&worker),
+                volume: None,
+                class: None,
+                task: &task,
+                honors_first_consumer: true,
+                user: None,
+                young: false,
+            });
+            assert_eq!(
+                plan.actions.contains(&delete_pod(&worker)),
+                deleted,
+                "{annotations} {phase}: {plan:?}"
+            );
         }
     }
 
