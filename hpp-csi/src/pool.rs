@@ -204,7 +204,8 @@ impl Pool {
     /// # Errors
     /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
     pub(crate) fn open(&self) -> Result<Open<'_>> {
-        let Inspected { root, own, numbers } = self.inspect().map_err(|error| error.about(&self.config.name))?;
+        let Inspected { root, own, numbers } =
+            self.inspect().map_err(|error| error.about(&self.config.name))?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let (Some(known), Some((own, mark))) = (known, own)
             && known.mark == mark

@@ -48,7 +48,7 @@ impl Counts {
 
 /// Whether a claim is deleted: every other pair is, of both nodes.
 fn is_deleted(claim: usize) -> bool {
-    claim / 2 % 2 == 0
+    (claim / 2).is_multiple_of(2)
 }
 
 /// The folders of volumes in the nodes' pools.

@@ -3,6 +3,23 @@
 use api::launch::{DOCUMENT_MAX, Launch, LaunchError, PciAddress, Pinning, UsbAddress, VERSION};
 use serde_json::{Value, json};
 
+/// Its network interface.
+fn interface() -> Value {
+    json!({
+        "name": "default", "tap": "tap0", "mac": "02:00:00:00:00:01", "mtu": 1500, "model": "virtio",
+        "queues": null, "bootOrder": 2, "acpiIndex": 1, "linkUp": true, "pciAddress": "0000:00:07.0",
+        "dhcp": {
+            "link": "k6t-eth0", "v6": null, "resolvers": ["192.0.2.53"], "search": [], "hostName": "vm",
+            "v4": {
+                "address": "10.0.2.2", "prefix": 24, "server": "10.0.2.1", "gateway": "10.0.2.1", "routes": [],
+            },
+            "options": {
+                "bootFile": "boot.efi", "tftpServer": null, "ntpServers": ["192.0.2.1"], "private": {"224": "a"},
+            },
+        },
+    })
+}
+
 /// A document with something of everything.
 fn full() -> Value {
     json!({
@@ -53,19 +70,7 @@ fn full() -> Value {
             },
         ],
         "media": [{"name": "init", "label": "cidata", "files": [{"path": "meta-data", "content": "e30="}]}],
-        "interfaces": [{
-            "name": "default", "tap": "tap0", "mac": "02:00:00:00:00:01", "mtu": 1500, "model": "virtio",
-            "queues": null, "bootOrder": 2, "acpiIndex": 1, "linkUp": true, "pciAddress": "0000:00:07.0",
-            "dhcp": {
-                "link": "k6t-eth0", "v6": null, "resolvers": ["192.0.2.53"], "search": [], "hostName": "vm",
-                "v4": {
-                    "address": "10.0.2.2", "prefix": 24, "server": "10.0.2.1", "gateway": "10.0.2.1", "routes": [],
-                },
-                "options": {
-                    "bootFile": "boot.efi", "tftpServer": null, "ntpServers": ["192.0.2.1"], "private": {"224": "a"},
-                },
-            },
-        }],
+        "interfaces": [interface()],
         "hostDevices": [{"name": "gpu-one", "address": "0000:65:00.0"}],
         "mediatedDevices": [{
             "name": "gpu-two", "uuid": "6b4f2c1e-0000-4000-8000-00000000000c", "display": true, "ramfb": true,

@@ -576,9 +576,9 @@ mod tests {
             (claim(import, "DataVolume", &json!({})), Some("7.00%"), None),
             (claim("Sample", "Backup", &json!({})), Some("7.00%"), None),
         ] {
-            let written = progressed(&claim, progress.map(str::to_owned)).map(|action| match action {
-                Action::Annotate { annotations, .. } => annotations[names::PROGRESS].clone().unwrap(),
-                other => panic!("{other:?}"),
+            let written = progressed(&claim, progress.map(str::to_owned)).map(|action| {
+                let Action::Annotate { annotations, .. } = action else { panic!("{action:?}") };
+                annotations[names::PROGRESS].clone().unwrap()
             });
             assert_eq!(written.as_deref(), shown, "{claim:?}");
         }
