@@ -398,6 +398,49 @@ fn imports_go_by_their_last_use_and_with_a_cron_that_retains_none() {
 }
 
 #[test]
+fn data_sources_that_lead_to_nothing_give_the_reason() {
+    let space = Space::new("crons-sources");
+    let referring =
+        |name: &str, namespace: &str| json!({"dataSource": {"name": name, "namespace": namespace}});
+    let own = space.0.as_str();
+    let cases = [
+        ("absent", json!({"pvc": {"name": "absent", "namespace": own}}), "NotFound", "PVC not found"),
+        (
+            "untaken",
+            json!({"snapshot": {"name": "absent", "namespace": own}}),
+            "NotFound",
+            "Snapshot not found",
+        ),
+        ("second", referring("absent", own), "NotFound", "PVC not found"),
+        (
+            "third",
+            referring("second", own),
+            "MaxReferenceDepthReached",
+            "DataSource reference chain exceeds maximum depth of 1",
+        ),
+        ("circle", referring("circle", own), "SelfReference", "DataSource cannot reference itself"),
+        (
+            "far",
+            referring("absent", "default"),
+            "CrossNamespaceReference",
+            "DataSource cannot reference a DataSource in another namespace",
+        ),
+    ];
+    for (name, source, ..) in &cases {
+        space.create("DataSource", json!({"metadata": {"name": name}, "spec": {"source": source}}));
+    }
+    for (name, _, reason, message) in &cases {
+        until(&format!("{name} has reason {reason}"), || {
+            let object = space.get("DataSource", name)?;
+            let ready =
+                object["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == "Ready")?;
+            let given = ready["reason"] == *reason && ready["message"] == *message;
+            (ready["status"] == "False" && given).then_some(())
+        });
+    }
+}
+
+#[test]
 fn crons_and_sources_that_cannot_work_are_refused_and_their_spec_stays() {
     let space = Space::new("crons-wrong");
     let storage = json!({"resources": {"requests": {"storage": "96Mi"}}});

@@ -269,3 +269,28 @@ fn manifests_of_users_pass_strict_validation() {
     space.delete("Namespace", "manifests");
     until("the namespace is gone", || space.get("Namespace", "manifests").is_none().then_some(()));
 }
+
+#[test]
+fn the_spec_of_a_data_volume_stays_as_it_was_created() {
+    let space = Space::new("manifests-changed");
+    space.data_volume("disk", &json!({"blank": {}}), IMMEDIATE, "Filesystem", &json!({}));
+    for (patch, accepted) in [
+        (json!({"spec": {"storage": {"resources": {"requests": {"storage": "97Mi"}}}}}), false),
+        (json!({"spec": {"source": {"blank": null, "upload": {}}}}), false),
+        (json!({"spec": {"checkpoints": [{"current": "a", "previous": ""}]}}), false),
+        (
+            json!({"metadata": {"labels": {"mine": "1"}}, "spec": {"storage": {"storageClassName": IMMEDIATE}}}),
+            true,
+        ),
+    ] {
+        let mut command = CLUSTER.kubectl();
+        command
+            .args(["-n", &space.0, "patch", "datavolume", "disk", "--type=merge", "-p"])
+            .arg(patch.to_string());
+        let run = command.output().unwrap();
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.success(), accepted, "{patch}: {said}");
+        assert!(accepted || said.contains("Cannot update DataVolume Spec"), "{patch}: {said}");
+    }
+    space.phases("disk", "Succeeded");
+}
