@@ -1,14 +1,17 @@
 //! Many DataVolumes at once, imported by the platform as it is installed: all are done, and the operator stays small.
+//! And the metrics of storage that it exports.
 //!
 //! How many writes each takes is counted where nothing else of the operator runs, in the tests of storage.
 
 use std::fs::File;
 use std::time::Instant;
 
+use cluster::Resource;
 use e2e::peer::web::Web;
 use e2e::processes::Memory;
 use serde_json::json;
 
+use crate::platform::hyperconverged::metric;
 use crate::platform::place::{DATA_VOLUMES, PLACE, PODS};
 
 /// Where the platform is.
@@ -68,4 +71,36 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
     );
     assert!(most <= MEMORY_MAX, "{most} KiB");
     PLACE.remove_namespace(SPACE);
+}
+
+#[test]
+fn storage_is_measured_under_upstreams_names() {
+    const NAMESPACE: &str = "storage-metrics";
+    PLACE.namespace(NAMESPACE);
+    let crons = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "dataimportcrons");
+    let cron = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataImportCron", "metadata": {"name": "nightly"},
+        "spec": {
+            "managedDataSource": "image", "schedule": "0 3 * * *",
+            "template": {"spec": {
+                "source": {"registry": {"url": "docker://registry.invalid/disks/image:1"}},
+                "storage": {"storageClassName": "hostpath-csi", "resources": {"requests": {"storage": "96Mi"}}},
+            }},
+        },
+    });
+    PLACE.create(crons, NAMESPACE, &cron);
+    let class =
+        r#"{storageclass="hostpath-csi",provisioner="kubevirt.io.hostpath-provisioner",complete="true""#;
+    for (name, labels) in [
+        ("kubevirt_cdi_cr_ready", ""),
+        ("kubevirt_cdi_storageprofile_info", class),
+        ("kubevirt_cdi_dataimportcron_outdated", r#"{ns="storage-metrics",cron_name="nightly""#),
+    ] {
+        let wanted = format!("{name}{labels} is 1");
+        PLACE.until(NAMESPACE, &wanted, || (metric(name, labels)? == 1).then_some(()));
+    }
+    PLACE.until(NAMESPACE, "pending DataVolumes are counted", || {
+        metric("kubevirt_cdi_datavolume_pending", "")
+    });
+    PLACE.remove_namespace(NAMESPACE);
 }
