@@ -299,9 +299,16 @@ fn images_from_object_stores_reach_every_kind_of_claim() {
     let (s3, gcs) = (Space::new("combined-s3"), Space::new("combined-gcs"));
     let (store, root) = sources::store();
     Case::import(&s3, sources::object(&s3, &store, "disk.qcow2"), 0).run();
-    // A public bucket, by its address on the web.
+    // The file of an account, as Google writes it, that leads to a server of this machine.
     let web = served(root.path());
-    Case::import(&gcs, json!({"gcs": {"url": web.url("bucket/disk.qcow2")}}), 1).run();
+    let account = json!({
+        "private_key": "p", "private_key_id": "i", "client_email": "e", "disable_oauth": true,
+        "gcs_base_url": web.url("").trim_end_matches('/'),
+    });
+    let account = json!({"credentials.json": account.to_string()});
+    gcs.create("Secret", json!({"metadata": {"name": "account"}, "stringData": account}));
+    let source = json!({"gcs": {"url": "gs://bucket/disk.qcow2", "secretRef": "account"}});
+    Case::import(&gcs, source, 1).run();
 }
 
 #[test]
@@ -310,6 +317,7 @@ fn archives_from_object_stores_reach_every_kind_of_claim() {
     let (store, root) = sources::store();
     let archives = |space, source, turn| Case { content: Content::File, ..Case::import(space, source, turn) };
     archives(&s3, sources::object(&s3, &store, "files.tar"), 2).run();
+    // A public bucket, by its address on the web.
     let web = served(root.path());
     archives(&gcs, json!({"gcs": {"url": web.url("bucket/files.tar")}}), 0).run();
 }

@@ -7,7 +7,9 @@ use e2e::peer::web::Web;
 use serde_json::{Value, json};
 
 use crate::storage::send::{upload_slowly, upload_to};
-use crate::storage::setup::{ARCHIVE, ARCHIVE_URL, CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
+use crate::storage::setup::{
+    ARCHIVE, ARCHIVE_URL, CLUSTER, DISK, IMMEDIATE, WAITING, assert_empty, assert_same,
+};
 use crate::storage::space::{Space, until};
 use crate::storage::{clones, platform, sources};
 
@@ -188,7 +190,7 @@ fn transfers_are_done_once_although_their_controllers_are_killed() {
             let name = name(kind);
             space.phases(&name, "Succeeded");
             match kind {
-                "blank" => {}
+                "blank" => assert_empty(&space.file(&name)),
                 "archive" => assert_same(&space.file(&name).with_file_name("files.raw")),
                 _ => assert_same(&space.file(&name)),
             }
