@@ -1,4 +1,5 @@
-//! Uploads while the keys of tokens and the authorities of certificates are replaced: none fails.
+//! Uploads while the keys of tokens and the authorities of certificates are replaced: none fails. And the settings of a
+//! CDI object, which are all transfers'.
 //!
 //! A cluster of its own: time passes faster for its keys and authorities than for transfers, which have hours in truth.
 
@@ -8,12 +9,14 @@ use std::thread;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use e2e::peer::flaky::Flaky;
 use operator::storage::keys::{SECRET, SigningKeys};
 use operator::storage::tokens::{ANNOUNCED, PERIOD, RETIRED};
 use serde_json::{Value, json};
 
+use crate::storage::clones;
 use crate::storage::send::upload;
-use crate::storage::setup::{CLUSTER, IMMEDIATE, PLATFORM};
+use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, MIB, PLATFORM, apply, assert_same};
 use crate::storage::space::{Space, until};
 
 /// Makes all signing keys older by some seconds, as if the clock had moved on for them alone.
@@ -181,4 +184,48 @@ fn no_upload_fails_while_authorities_and_the_signing_key_change() {
     });
     let count = count.load(Ordering::Relaxed);
     println!("{count} uploads while authorities and the signing key changed; one server waited from before");
+}
+
+#[test]
+fn a_cdi_object_sets_the_clone_strategy_and_the_proxy_of_imports() {
+    let (space, web) = clones::golden("settings", IMMEDIATE);
+    // It answers every request with the disk, whatever the address is.
+    let proxy = Flaky::start(CLUSTER.place(), &DISK.qcow2, 4 * MIB).unwrap();
+    let address = proxy.url().trim_end_matches("/disk").to_owned();
+    let data = json!({"ca.pem": web.authority()});
+    let map = json!({"metadata": {"name": "proxy-authority"}, "data": data});
+    Space(PLATFORM.to_owned()).create("ConfigMap", map);
+    apply(
+        &CLUSTER,
+        &format!(
+            "apiVersion: cdi.kubevirt.io/v1beta1\nkind: CDI\nmetadata: {{name: cdi}}\nspec:\n  \
+             cloneStrategyOverride: copy\n  config:\n    featureGates: [HonorWaitForFirstConsumer]\n    \
+             importProxy: {{HTTPProxy: \"{address}\", trustedCAProxy: proxy-authority}}\n"
+        ),
+    );
+    until("CDIConfig has the settings", || {
+        let config = space.get("CDIConfig", "config")?;
+        (config["status"]["importProxy"]["HTTPProxy"] == address).then_some(())
+    });
+    // The class's strategy is csi-clone.
+    let golden = json!({"pvc": {"namespace": space.0, "name": "golden"}});
+    space.data_volume("copy", &golden, IMMEDIATE, "Filesystem", &json!({}));
+    let http = json!({"http": {"url": "http://images.invalid/disk.qcow2"}});
+    space.data_volume("proxied", &http, IMMEDIATE, "Filesystem", &json!({}));
+    let maps = || {
+        let mut maps = space.all("ConfigMap");
+        maps.retain(|map| map["metadata"]["name"].as_str().unwrap().starts_with("import-proxy-cm-"));
+        maps
+    };
+    until("the importer has the proxy's authority", || {
+        maps().first().map(|map| assert_eq!(map["data"], data))
+    });
+    for name in ["copy", "proxied"] {
+        space.phases(name, "Succeeded");
+        assert_same(&space.file(name));
+    }
+    let copy = space.get("PersistentVolumeClaim", "copy").unwrap();
+    assert_eq!(copy["metadata"]["annotations"]["cdi.kubevirt.io/cloneType"], "copy");
+    assert!(proxy.sent() > 0);
+    until("the authority is gone with the importer", || maps().is_empty().then_some(()));
 }
