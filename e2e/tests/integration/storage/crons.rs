@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use e2e::peer::registry::{self, Registry};
 use e2e::peer::web::Web;
 use image::layer::{self, Layer, Member};
-use operator::storage::cron::seen::DESIRED;
+use operator::storage::cron::seen::{DESIRED, LAST_POLLED};
 use operator::storage::settings::POLL_NETWORKS;
 use serde_json::{Value, json};
 
@@ -188,6 +188,11 @@ fn a_file_that_changes_on_the_web_is_polled_and_imported_again() {
         let cron = space.get("DataImportCron", "nightly")?;
         let last = cron["metadata"]["annotations"]["cdi.kubevirt.io/storage.import.lastCronTime"].as_str()?;
         (!last.starts_with("2020")).then_some(())
+    });
+    until("the status has the time of the poll", || {
+        let cron = space.get("DataImportCron", "nightly")?;
+        let polled = &cron["metadata"]["annotations"][LAST_POLLED];
+        (cron["status"]["lastExecutionTimestamp"] == *polled).then_some(())
     });
     assert_eq!(space.names("DataVolume"), std::slice::from_ref(&first));
     // nginx makes the ETag of time and length.

@@ -28,6 +28,11 @@ fn an_image_that_appears_later_is_imported() {
     assert!(message.contains("404"), "{message}");
     space.warned("disk", "Error", "404");
     assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
+    let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
+    let pending =
+        format!("PVC disk Pending [prime PVC prime-{}]", claim["metadata"]["uid"].as_str().unwrap());
+    let (status, reason, message) = space.condition("disk", "Bound").unwrap();
+    assert_eq!([&*status, &*reason, &*message], ["False", "Pending", &*pending]);
     server.set_mood(Mood::Well);
     space.phases("disk", "Succeeded");
     assert_same(&space.file("disk"));

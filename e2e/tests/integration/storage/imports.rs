@@ -64,6 +64,9 @@ fn a_claim_that_a_user_writes_is_filled_from_its_volume_import_source() {
         let done = claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.pod.phase"] == "Succeeded";
         (done && claim["status"]["phase"] == "Bound").then_some(())
     });
+    let claim = space.get("PersistentVolumeClaim", "mine").unwrap();
+    let progress = &claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.populator.progress"];
+    assert_eq!(progress, "100.0%");
     assert_same(&space.file("mine"));
 }
 
