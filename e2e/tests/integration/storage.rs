@@ -3,7 +3,7 @@
 //!
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
 
-mod authorization;
+pub(crate) mod authorization;
 mod claims;
 pub(crate) mod clones;
 mod combinations;

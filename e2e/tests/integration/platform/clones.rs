@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::platform::machines::machine;
 use crate::platform::place::{CLAIMS, DATA_SOURCES, DATA_VOLUMES, EVENTS, MACHINES, PLACE, SECRETS};
+use crate::storage::authorization::{USERS, User};
 use crate::storage::clones::{assert_shared, fill};
 
 /// Where the platform is.
@@ -44,15 +45,19 @@ fn golden() -> Value {
 }
 
 /// A VM that does not run, with a DataVolume of its name.
-fn create(name: &str, account: &str) {
+fn cloning(name: &str, account: &str, source: &Value) -> Value {
     let mut vm = machine(name, "Halted", &json!({"dataVolume": {"name": name}}));
-    let mut template = volume(name, &golden());
+    let mut template = volume(name, source);
     template.as_object_mut().unwrap().retain(|field, _| field == "metadata" || field == "spec");
     vm["spec"]["dataVolumeTemplates"] = json!([template]);
     if !account.is_empty() {
         vm["spec"]["template"]["spec"]["serviceAccountName"] = json!(account);
     }
-    PLACE.create(MACHINES, SPACE, &vm);
+    vm
+}
+
+fn create(name: &str, account: &str) {
+    PLACE.create(MACHINES, SPACE, &cloning(name, account, &golden()));
 }
 
 /// A VM whose DataVolume names a DataSource and no size.
@@ -73,6 +78,14 @@ fn create_from_reference(name: &str) {
     PLACE.create(MACHINES, SPACE, &vm);
 }
 
+/// The text of a VM's condition Failure, if that is true.
+fn failure(namespace: &str, name: &str) -> Option<String> {
+    let vm = PLACE.find(MACHINES, namespace, name)?;
+    let conditions = vm["status"]["conditions"].as_array()?;
+    let failure = conditions.iter().find(|one| one["type"] == "Failure" && one["status"] == "True")?;
+    Some(failure["message"].as_str()?.to_owned())
+}
+
 /// Waits until a VM's condition reports that its account may not clone.
 #[track_caller]
 fn refused(name: &str, account: &str) {
@@ -80,12 +93,7 @@ fn refused(name: &str, account: &str) {
         "Not authorized to create DataVolume {name}: User system:serviceaccount:{SPACE}:{account} has insufficient \
          permissions in clone source namespace {GOLDEN}"
     );
-    PLACE.until(SPACE, &format!("{name} is refused"), || {
-        let vm = PLACE.find(MACHINES, SPACE, name)?;
-        let conditions = vm["status"]["conditions"].as_array()?.clone();
-        let failure = conditions.into_iter().find(|one| one["type"] == "Failure")?;
-        (failure["status"] == "True" && failure["message"] == text.as_str()).then_some(())
-    });
+    PLACE.until(SPACE, &format!("{name} is refused"), || (failure(SPACE, name)? == text).then_some(()));
     PLACE.until(SPACE, &format!("{name} has its event"), || {
         let events = PLACE.list(EVENTS, SPACE);
         events
@@ -181,6 +189,43 @@ fn vms_clone_from_another_namespace_as_their_service_account() {
     }
     PLACE.remove_namespace(SPACE);
     PLACE.remove_namespace(GOLDEN);
+}
+
+#[test]
+fn the_matrix_of_rights_is_that_of_vms_service_accounts() {
+    const SOURCE: &str = "clones-rights-golden";
+    const TARGET: &str = "clones-rights";
+    PLACE.namespace(SOURCE);
+    PLACE.namespace(TARGET);
+    PLACE.create(DATA_VOLUMES, SOURCE, &volume("golden", &json!({"blank": {}})));
+    let file = PLACE.cluster.place().path("clones-rights.yaml");
+    for user in &USERS {
+        PLACE.kubectl(&["create", "serviceaccount", user.name, "-n", TARGET]).unwrap();
+    }
+    let of = |user: &User| {
+        let subject = format!("{{kind: ServiceAccount, name: {}, namespace: {TARGET}}}", user.name);
+        user.role(SOURCE, &subject)
+    };
+    std::fs::write(&file, USERS.iter().map(of).collect::<Vec<_>>().join("---\n")).unwrap();
+    PLACE.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
+    let golden = json!({"pvc": {"namespace": SOURCE, "name": "golden"}});
+    for user in &USERS {
+        PLACE.create(MACHINES, TARGET, &cloning(user.name, user.name, &golden));
+    }
+    for user in &USERS {
+        let name = user.name;
+        let text = format!(
+            "User system:serviceaccount:{TARGET}:{name} has insufficient permissions in clone source namespace {SOURCE}"
+        );
+        PLACE.until(TARGET, &format!("{name} has its answer"), || match user.claim {
+            true => PLACE.find(DATA_VOLUMES, TARGET, name).map(drop),
+            false => failure(TARGET, name)?.contains(&text).then_some(()),
+        });
+        assert_eq!(PLACE.find(DATA_VOLUMES, TARGET, name).is_some(), user.claim, "{name}");
+        PLACE.delete(MACHINES, TARGET, name);
+    }
+    PLACE.remove_namespace(TARGET);
+    PLACE.remove_namespace(SOURCE);
 }
 
 /// Makes a DataVolume of a size; gives the time until it has succeeded, and the file of its volume.

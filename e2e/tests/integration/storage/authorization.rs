@@ -19,12 +19,26 @@ const TARGET: &str = "authorization-target";
 
 /// A user with rights in the source's namespace, and whether these let him clone the claim `golden` and the snapshot
 /// `taken`.
-struct User {
-    name: &'static str,
+pub(crate) struct User {
+    pub(crate) name: &'static str,
     /// Rules of a Role; none: no Role.
     rules: &'static [&'static str],
-    claim: bool,
+    pub(crate) claim: bool,
     snapshot: bool,
+}
+
+impl User {
+    /// The Role in a namespace, and its binding to a subject, as manifests.
+    pub(crate) fn role(&self, namespace: &str, subject: &str) -> String {
+        let (name, rules) = (self.name, self.rules.join(", "));
+        format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+             rules: [{rules}]\n---\n\
+             apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
+             metadata: {{name: {name}, namespace: {namespace}}}\nsubjects: [{subject}]\n\
+             roleRef: {{kind: Role, name: {name}, apiGroup: rbac.authorization.k8s.io}}\n"
+        )
+    }
 }
 
 const fn user(name: &'static str, rules: &'static [&'static str], claim: bool, snapshot: bool) -> User {
@@ -39,7 +53,7 @@ const PODS: &str = "{apiGroups: [''], resources: [pods], verbs: [create]}";
 const PVCS: &str = "{apiGroups: [''], resources: [pvcs], verbs: [create]}";
 const ALL: &str = "{apiGroups: ['*'], resources: ['*'], verbs: ['*']}";
 
-const USERS: [User; 9] = [
+pub(crate) const USERS: [User; 9] = [
     user("nothing", &[], false, false),
     user("reads", &[READ], false, false),
     user("volumes", &[VOLUMES], false, false),
@@ -83,18 +97,14 @@ fn the_matrix_of_rights_is_the_api_servers() {
     let (source, target) = (Space::new(SOURCE), Space::new(TARGET));
     for user in &USERS {
         let name = user.name;
+        let subject = format!("{{kind: User, name: {name}, apiGroup: rbac.authorization.k8s.io}}");
+        let role = user.role(SOURCE, &subject);
         apply(
             &CLUSTER,
             &format!(
                 "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata: {{name: {name}, namespace: {TARGET}}}\n\
-                 subjects: [{{kind: User, name: {name}, apiGroup: rbac.authorization.k8s.io}}]\n\
-                 roleRef: {{kind: ClusterRole, name: cluster-admin, apiGroup: rbac.authorization.k8s.io}}\n---\n\
-                 apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {{name: {name}, namespace: {SOURCE}}}\n\
-                 rules: [{}]\n---\n\
-                 apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\nmetadata: {{name: {name}, namespace: {SOURCE}}}\n\
-                 subjects: [{{kind: User, name: {name}, apiGroup: rbac.authorization.k8s.io}}]\n\
-                 roleRef: {{kind: Role, name: {name}, apiGroup: rbac.authorization.k8s.io}}\n",
-                user.rules.join(", ")
+                 subjects: [{subject}]\n\
+                 roleRef: {{kind: ClusterRole, name: cluster-admin, apiGroup: rbac.authorization.k8s.io}}\n---\n{role}"
             ),
         );
     }
