@@ -12,7 +12,8 @@ use e2e::processes::Memory;
 use serde_json::json;
 
 use crate::platform::hyperconverged::metric;
-use crate::platform::place::{DATA_VOLUMES, PLACE, PODS};
+use crate::platform::machines::machine;
+use crate::platform::place::{CLAIMS, DATA_VOLUMES, MACHINES, PLACE, PODS};
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
@@ -89,18 +90,45 @@ fn storage_is_measured_under_upstreams_names() {
         },
     });
     PLACE.create(crons, NAMESPACE, &cron);
+    // Claims of Ceph RBD, without and with the map option that disks of Windows need.
+    let classes = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
+    let kinds = [("rbd-plain", json!({})), ("rbd-bouncing", json!({"mapOptions": "krbd:rxbounce"}))];
+    for (name, parameters) in &kinds {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+            "provisioner": "rbd.csi.ceph.com", "volumeBindingMode": "WaitForFirstConsumer",
+            "parameters": parameters,
+        });
+        PLACE.create(classes, "", &class);
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "storageClassName": name,
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        });
+        PLACE.create(CLAIMS, NAMESPACE, &claim);
+        let disk = json!({"persistentVolumeClaim": {"claimName": name}});
+        PLACE.create(MACHINES, NAMESPACE, &machine(name, "Halted", &disk));
+    }
     let class =
         r#"{storageclass="hostpath-csi",provisioner="kubevirt.io.hostpath-provisioner",complete="true""#;
-    for (name, labels) in [
-        ("kubevirt_cdi_cr_ready", ""),
-        ("kubevirt_cdi_storageprofile_info", class),
-        ("kubevirt_cdi_dataimportcron_outdated", r#"{ns="storage-metrics",cron_name="nightly""#),
+    let bounces = "kubevirt_ssp_vm_rbd_block_volume_without_rxbounce";
+    for (name, labels, value) in [
+        ("kubevirt_cdi_cr_ready", "", 1),
+        ("kubevirt_cdi_storageprofile_info", class, 1),
+        ("kubevirt_cdi_dataimportcron_outdated", r#"{ns="storage-metrics",cron_name="nightly""#, 1),
+        (bounces, r#"{name="rbd-plain",namespace="storage-metrics"}"#, 1),
+        (bounces, r#"{name="rbd-bouncing",namespace="storage-metrics"}"#, 0),
     ] {
-        let wanted = format!("{name}{labels} is 1");
-        PLACE.until(NAMESPACE, &wanted, || (metric(name, labels)? == 1).then_some(()));
+        let wanted = format!("{name}{labels} is {value}");
+        PLACE.until(NAMESPACE, &wanted, || (metric(name, labels)? == value).then_some(()));
     }
     PLACE.until(NAMESPACE, "pending DataVolumes are counted", || {
         metric("kubevirt_cdi_datavolume_pending", "")
     });
+    for (name, _) in &kinds {
+        PLACE.delete(classes, "", name);
+    }
     PLACE.remove_namespace(NAMESPACE);
 }
