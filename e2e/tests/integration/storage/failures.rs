@@ -79,6 +79,8 @@ fn an_importer_that_fails_three_times_is_started_again_until_it_succeeds() {
         "{events:?}"
     );
     assert_eq!((count("ImportScheduled"), count("ImportInProgress")), (1, 1), "{events:?}");
+    // On the claim, which has the DataVolume's name.
+    space.warned("disk", "ErrImportFailed", "404");
     until("the success is an event", || {
         let events = space.events("disk");
         events.iter().any(|(reason, _)| reason == "ImportSucceeded").then_some(())
