@@ -455,14 +455,12 @@ fn refuse(job: &Job) -> Result<(), Error> {
         return out("a multi-stage import with checkpoints is asked for");
     }
     if job.content == Content::Archive && job.pull_method == PullMethod::Node {
-        return Err(Error::usage("a node pull cannot have content type archive; only http can"));
+        return Err(Error::usage("a node pull cannot have content type archive; only http, s3 and gcs can"));
     }
     match (job.content, job.source) {
-        (Content::Archive, SourceKind::Registry | SourceKind::None | SourceKind::S3 | SourceKind::Gcs) => {
-            Err(Error::usage(format!(
-                "the source \"{name}\" cannot have content type archive; only http can"
-            )))
-        }
+        (Content::Archive, SourceKind::Registry | SourceKind::None) => Err(Error::usage(format!(
+            "the source \"{name}\" cannot have content type archive; only http, s3 and gcs can"
+        ))),
         (Content::Archive | Content::Kubevirt, _) => Ok(()),
     }
 }
@@ -578,6 +576,10 @@ mod tests {
         for source in [SourceKind::Registry, SourceKind::None] {
             let archive = Job { content: Content::Archive, ..job(source, "docker://r/i") };
             assert!(config(archive).unwrap_err().to_string().contains("archive"));
+        }
+        for source in [SourceKind::S3, SourceKind::Gcs] {
+            let archive = Job { content: Content::Archive, ..job(source, "https://h/bucket/files.tar") };
+            assert!(matches!(config(archive).unwrap().volume.holds, Holds::Files));
         }
     }
 

@@ -219,7 +219,7 @@ impl Model {
         let Some(target) = self.claim("disk") else { return Ok(()) };
         let volume = DataVolume::from(&self.volume);
         let Ok(Some(task)) = task(&target, Some(&volume), &Named::NotNeeded) else { return Ok(()) };
-        let populated = volumes::is_populated(&target);
+        let populated = filling::is_populated(&target);
         let prime = self.claim(&names::prime(&target.meta.uid));
         let written = if populated { names::prime(&target.meta.uid) } else { "disk".to_owned() };
         let worker = self.pods.get(&names::importer_pod(&written)).map(Worker::from);

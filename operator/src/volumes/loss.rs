@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_whose_chosen_node_is_away_report_cause_and_remedy() {
+    fn claims_of_a_chosen_node_that_is_away_report_cause_and_remedy() {
         let (ready, away) = (node(true, false), node(false, false));
         assert_eq!(unmade("n1", Some(&ready)), None);
         for (node, reason, what) in [

@@ -279,6 +279,9 @@ fn a_disk_is_cloned_by_snapshot_and_grows() {
             "spec": {"volumeSnapshotClassName": "hostpath-csi", "source": {"persistentVolumeClaimName": "golden"}},
         }),
     );
+    until("the snapshot is ready", || {
+        (space.get("VolumeSnapshot", "taken")?["status"]["readyToUse"] == true).then_some(())
+    });
     let taken = json!({"snapshot": {"namespace": "clones-snapshots", "name": "taken"}});
     space.data_volume("restored", &taken, &class, "Filesystem", &json!({}));
     space.phases("restored", "Succeeded");

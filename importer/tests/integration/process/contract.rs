@@ -94,7 +94,7 @@ fn failures_of_the_contract() {
         ),
         (
             &[("IMPORTER_SOURCE", "none"), ("IMPORTER_CONTENTTYPE", "archive")],
-            "Unable to process data: the source \"none\" cannot have content type archive; only http can",
+            "Unable to process data: the source \"none\" cannot have content type archive; only http, s3 and gcs can",
         ),
         (
             &[
@@ -102,7 +102,7 @@ fn failures_of_the_contract() {
                 ("IMPORTER_ENDPOINT", "docker://r/i"),
                 ("IMPORTER_CONTENTTYPE", "archive"),
             ],
-            "Unable to process data: the source \"registry\" cannot have content type archive; only http can",
+            "Unable to process data: the source \"registry\" cannot have content type archive; only http, s3 and gcs can",
         ),
         (
             &[

@@ -88,7 +88,7 @@ impl Controller {
             // A backup tool restored it with its content: it is not filled again.
             return Ok(Outcome::Done);
         }
-        let populated = datavolume::plan::is_populated(&target);
+        let populated = filling::is_populated(&target);
         let written_name = if populated { names::prime(&target.meta.uid) } else { target.meta.name.clone() };
         let prime_key = Key::new(key.namespace(), &written_name);
         if !self.is_current(key, None) || !self.is_current(&prime_key, None) {

@@ -175,7 +175,7 @@ impl Controller {
             self.applier.apply(&Action::Report(event)).await?;
         }
         let claim = claim.filter(|claim| claim.meta.owners.iter().any(|owner| owner.uid == volume.meta.uid));
-        let prime = claim.filter(|claim| datavolume::plan::is_populated(claim));
+        let prime = claim.filter(|claim| filling::is_populated(claim));
         let prime = prime.map(|claim| Key::new(&claim.meta.namespace, &names::prime(&claim.meta.uid)));
         let prime = prime.and_then(|prime| self.caches.claims.get(&prime));
         let facts = claim.map(|claim| datavolume::plan::facts(volume, claim, prime.as_deref(), offer));

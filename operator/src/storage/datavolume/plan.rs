@@ -6,7 +6,7 @@ use super::claim::{self, ClusterStorage};
 use super::{Facts, Obstacle};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::names;
-use crate::storage::populate::plan::is_filled;
+use crate::storage::populate::plan::{is_filled, is_populated};
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::{Claim, DataVolume, Source};
 
@@ -84,15 +84,6 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: C
         binds_first: !populated && !is_adopted(volume, claim),
         complete,
     }
-}
-
-/// Whether one of our populators fills the claim.
-pub fn is_populated(claim: &Claim) -> bool {
-    let kinds = [names::IMPORT_SOURCE, names::UPLOAD_SOURCE, names::CLONE_SOURCE];
-    claim
-        .source
-        .as_ref()
-        .is_some_and(|source| source.group == names::GROUP && kinds.contains(&source.kind.as_str()))
 }
 
 /// Whether the claim was not made for this DataVolume, and is its all the same.

@@ -13,7 +13,6 @@ use super::mirror::{self, Changes};
 use super::prime;
 use super::task::Task;
 use crate::storage::action::{About, Action, Event, Kind};
-use crate::storage::datavolume::plan::is_populated;
 use crate::storage::datavolume::{Obstacle, QUOTA};
 use crate::storage::names;
 use crate::storage::seen::claim::Phase;
@@ -196,6 +195,15 @@ fn work(o: &Observed<'_>, prime: &Claim, worker: &Worker) -> Plan {
         return rebind(o, prime, actions);
     }
     Plan::act(actions)
+}
+
+/// Whether one of our populators fills the claim.
+pub fn is_populated(claim: &Claim) -> bool {
+    let kinds = [names::IMPORT_SOURCE, names::UPLOAD_SOURCE, names::CLONE_SOURCE];
+    claim
+        .source
+        .as_ref()
+        .is_some_and(|source| source.group == names::GROUP && kinds.contains(&source.kind.as_str()))
 }
 
 /// Whether a bound claim has the volume that was filled for it. Kubernetes may bind any Available PV of the class to a
