@@ -1,5 +1,5 @@
-//! Tools of the launcher's pod: exit codes and output as backup software, the kubelet and support bundles read them; and the
-//! effect of probes of all kinds.
+//! Tools of the launcher's pod: exit codes and output as backup software, the kubelet and support bundles read them; and
+//! the effect of probes of all kinds.
 
 use std::time::Duration;
 
