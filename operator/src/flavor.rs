@@ -202,3 +202,178 @@ fn resource(place: Place) -> Resource {
         Place::Snapshot => Resource::namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::sync::mpsc::{self, Receiver};
+
+    use cluster::Config;
+    use serde_json::json;
+
+    use super::*;
+
+    const CLAIM: &str = "/api/v1/namespaces/n/persistentvolumeclaims/c";
+    const CLAIM_OF_VOLUME: &str = "/api/v1/namespaces/n/persistentvolumeclaims/d";
+    const VOLUME: &str = "/apis/cdi.kubevirt.io/v1beta1/namespaces/n/datavolumes/d";
+    const SOURCE: &str = "/apis/cdi.kubevirt.io/v1beta1/namespaces/g/datasources/s";
+    const SNAPSHOT: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/g/volumesnapshots/s";
+
+    /// A client of an API server with these objects, by their paths, and the paths that are read.
+    fn server(objects: Vec<(&'static str, Value)>) -> (Client, Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (send, paths) = mpsc::channel();
+        let absent = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "not found", "reason": "NotFound", "code": 404});
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let request = lines.next().unwrap_or_default();
+                let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+                while lines.next().is_some_and(|line| !line.is_empty()) {}
+                let (status, body) = match objects.iter().find(|(at, _)| *at == path) {
+                    Some((_, object)) => ("200 OK", object.to_string()),
+                    None => ("404 Not Found", absent.to_string()),
+                };
+                if send.send(path).is_err() {
+                    return;
+                }
+                let head = "Content-Type: application/json\r\nConnection: close\r\nContent-Length";
+                write!(stream, "HTTP/1.1 {status}\r\n{head}: {}\r\n\r\n{body}", body.len()).unwrap();
+            }
+        });
+        (Client::new(&Config::new(format!("http://{address}")), "tests").unwrap(), paths)
+    }
+
+    /// A VM that infers both from its only volume.
+    fn machine(policy: &str, volume: &Value, templates: &Value) -> VirtualMachine {
+        let mut reference = json!({"inferFromVolume": "root"});
+        if !policy.is_empty() {
+            reference["inferFromVolumeFailurePolicy"] = json!(policy);
+        }
+        let mut volume = volume.clone();
+        volume["name"] = json!("root");
+        let machine = json!({"metadata": {"name": "vm"}, "spec": {
+            "instancetype": reference, "preference": reference, "dataVolumeTemplates": templates,
+            "template": {"spec": {
+                "domain": {"memory": {"guest": "1Gi"}, "devices": {}}, "volumes": [volume],
+            }},
+        }});
+        serde_json::from_value(machine).unwrap()
+    }
+
+    fn labelled() -> Value {
+        json!({"metadata": {"labels": {
+            "instancetype.kubevirt.io/default-instancetype": "small",
+            "instancetype.kubevirt.io/default-preference": "plain",
+            "instancetype.kubevirt.io/default-preference-kind": "VirtualMachinePreference",
+        }}})
+    }
+
+    fn names(reference: Option<&FlavorReference>) -> (&str, &str) {
+        let reference = reference.unwrap();
+        assert_eq!(reference.infer_from_volume, None);
+        (reference.name.as_deref().unwrap(), reference.kind.as_deref().unwrap())
+    }
+
+    #[tokio::test]
+    async fn names_are_inferred_from_the_objects_of_a_volume() {
+        let (claim, volume) =
+            (json!({"persistentVolumeClaim": {"claimName": "c"}}), json!({"dataVolume": {"name": "d"}}));
+        let source = json!([{"metadata": {"name": "d"}, "spec": {"storage": {},
+            "sourceRef": {"kind": "DataSource", "namespace": "g", "name": "s"}}}]);
+        let of_snapshot =
+            json!({"metadata": {}, "spec": {"source": {"snapshot": {"name": "s", "namespace": "g"}}}});
+        let none = json!([]);
+        for (case, volume, templates, objects, read) in [
+            ("claim", &claim, &none, vec![(CLAIM, labelled())], vec![CLAIM]),
+            ("DataVolume", &volume, &none, vec![(VOLUME, labelled())], vec![VOLUME]),
+            (
+                "claim of a DataVolume that is gone",
+                &volume,
+                &none,
+                vec![(CLAIM_OF_VOLUME, labelled())],
+                vec![VOLUME, CLAIM_OF_VOLUME],
+            ),
+            ("DataSource of a template", &volume, &source, vec![(SOURCE, labelled())], vec![SOURCE]),
+            (
+                "snapshot of a DataSource",
+                &volume,
+                &source,
+                vec![(SOURCE, of_snapshot.clone()), (SNAPSHOT, labelled())],
+                vec![SOURCE, SNAPSHOT],
+            ),
+            (
+                "snapshot of a DataVolume",
+                &volume,
+                &none,
+                vec![(VOLUME, of_snapshot), (SNAPSHOT, labelled())],
+                vec![VOLUME, SNAPSHOT],
+            ),
+        ] {
+            let (client, paths) = server(objects);
+            let mut machine = machine("", volume, templates);
+            infer(&client, "n", &mut machine).await.unwrap();
+            let (instancetype, preference) =
+                (names(machine.spec.instancetype.as_ref()), names(machine.spec.preference.as_ref()));
+            assert_eq!(instancetype, ("small", "VirtualMachineClusterInstancetype"), "{case}");
+            assert_eq!(preference, ("plain", "VirtualMachinePreference"), "{case}");
+            assert!(machine.spec.template.spec.domain.memory.is_some(), "{case}");
+            let paths: Vec<String> = paths.try_iter().collect();
+            assert_eq!(paths, [read.clone(), read].concat(), "{case}");
+        }
+    }
+
+    #[tokio::test]
+    async fn failures_are_ignored_as_far_as_the_policy_and_the_cause_allow() {
+        let claim = json!({"persistentVolumeClaim": {"claimName": "c"}});
+        let bare = json!({"metadata": {"name": "c"}});
+        let missing = "unable to infer defaults: PersistentVolumeClaim n/c not found";
+        let unlabelled = "unable to find required instancetype.kubevirt.io/default-instancetype label on \
+                          PersistentVolumeClaim n/c";
+        for (policy, objects, refusal) in [
+            ("", vec![(CLAIM, bare.clone())], Some(unlabelled)),
+            ("Reject", vec![(CLAIM, bare.clone())], Some(unlabelled)),
+            ("Ignore", vec![(CLAIM, bare)], None),
+            ("Ignore", vec![], Some(missing)),
+        ] {
+            let (client, _paths) = server(objects);
+            let mut machine = machine(policy, &claim, &json!([]));
+            let text = match infer(&client, "n", &mut machine).await {
+                Ok(()) => None,
+                Err(Unusable::Refused { which, text }) => {
+                    assert_eq!(which, Which::Instancetype);
+                    Some(text)
+                }
+                Err(Unusable::Failed(error)) => panic!("{error}"),
+            };
+            assert_eq!(text.as_deref(), refusal, "{policy:?}");
+            if refusal.is_none() {
+                assert!(machine.spec.instancetype.is_none() && machine.spec.preference.is_none());
+                assert!(machine.spec.template.spec.domain.memory.is_some());
+            }
+        }
+        // What is inferred has memory of its own.
+        let (client, _paths) = server(vec![(CLAIM, labelled())]);
+        let mut machine = machine("Ignore", &claim, &json!([]));
+        infer(&client, "n", &mut machine).await.unwrap();
+        assert!(machine.spec.template.spec.domain.memory.is_none());
+    }
+
+    #[tokio::test]
+    async fn sources_that_refer_to_each_other_end() {
+        let circle =
+            json!({"metadata": {}, "spec": {"source": {"dataSource": {"name": "s", "namespace": "g"}}}});
+        let (client, paths) = server(vec![(VOLUME, circle.clone()), (SOURCE, circle)]);
+        let mut machine = machine("Ignore", &json!({"dataVolume": {"name": "d"}}), &json!([]));
+        let refused = infer(&client, "n", &mut machine).await.unwrap_err();
+        assert!(
+            matches!(&refused, Unusable::Refused { text, .. } if text.contains("refer to more than")),
+            "{refused:?}"
+        );
+        assert_eq!(paths.try_iter().count(), LOOKUPS_MAX);
+    }
+}

@@ -117,6 +117,8 @@ fn create() {
     fs::write(&file, succeed(&words)).unwrap();
     PLACE.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
     status("Stopped");
+    let labels = json!({"spec": {"template": {"metadata": {"labels": {"site": "shop"}}}}}).to_string();
+    PLACE.kubectl(&["-n", NAMESPACE, "patch", "vm", "vm", "--type=merge", "-p", &labels]).unwrap();
     let expanded: Value = serde_json::from_str(&succeed(&["expand", "--vm", "vm", "-o", "json"])).unwrap();
     assert_eq!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"], "256Mi");
     let expanded: Value =
@@ -138,12 +140,12 @@ fn forwards() {
     until_read(stdio.0.stdout.take().unwrap(), telling::PAGE);
 }
 
-/// A Service reaches the guest, and rules at the pod's interface on the node, as an enforcer of NetworkPolicies sets them,
+/// A Service reaches the guest by a label of the VM's template, and rules at the pod's interface on the node, as an enforcer of NetworkPolicies sets them,
 /// hold for it.
 fn service() {
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "page"},
-        "spec": {"selector": {"vm.kubevirt.io/name": "vm"}, "ports": [{"port": 8000, "targetPort": 80}]},
+        "spec": {"selector": {"site": "shop"}, "ports": [{"port": 8000, "targetPort": 80}]},
     });
     PLACE.create(SERVICES, NAMESPACE, &service);
     let found = PLACE.find(SERVICES, NAMESPACE, "page").unwrap();

@@ -4,11 +4,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use e2e::peer::web::Web;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::platform::console::Console;
 use crate::platform::guest;
-use crate::platform::machines::{create, imported};
+use crate::platform::machines::{create, imported, machine};
 use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform::streams::Streams;
 
@@ -124,5 +124,36 @@ fn image_from_the_web_is_imported_booted_and_removed_with_its_machine() {
     let known = stop_start_delete(namespace, "vm");
     PLACE.until(namespace, "the claim is gone", || PLACE.list(CLAIMS, namespace).is_empty().then_some(()));
     assert_nothing_remains(namespace, &known);
+    PLACE.remove_namespace(namespace);
+}
+
+/// As the kubelet computes it from the pod, and as the instance reports it.
+#[test]
+fn quality_of_service_is_that_of_requests_and_limits() {
+    let namespace = "quality";
+    PLACE.namespace(namespace);
+    let (less, more) = (json!({"memory": "64Mi", "cpu": "50m"}), json!({"memory": "96Mi", "cpu": "300m"}));
+    let all = [
+        ("limited", json!({"limits": more}), "Guaranteed"),
+        ("equal", json!({"requests": more, "limits": more}), "Guaranteed"),
+        ("below", json!({"requests": less, "limits": more}), "Burstable"),
+    ];
+    for (name, resources, _) in &all {
+        let mut vm = machine(name, "Always", &json!({"emptyDisk": {"capacity": "1Mi"}}));
+        let domain = &mut vm["spec"]["template"]["spec"]["domain"];
+        domain.as_object_mut().unwrap().remove("memory");
+        domain["resources"] = resources.clone();
+        PLACE.create(MACHINES, namespace, &vm);
+    }
+    for (name, _, class) in &all {
+        PLACE.until_status(namespace, name, "Running");
+        let run = PLACE.find(INSTANCES, namespace, name).unwrap();
+        assert_eq!(run["status"]["qosClass"], *class, "{name}");
+        let pods = PLACE.list(PODS, namespace);
+        let owned = |pod: &&Value| pod["metadata"]["labels"]["vm.kubevirt.io/name"] == *name;
+        let pod = pods.iter().find(owned).unwrap();
+        assert_eq!(pod["status"]["qosClass"], *class, "{name}");
+        PLACE.delete(MACHINES, namespace, name);
+    }
     PLACE.remove_namespace(namespace);
 }

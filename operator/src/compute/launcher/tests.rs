@@ -425,13 +425,25 @@ fn volume_names_are_unique_and_every_mount_has_a_volume() {
 
 #[test]
 fn guaranteed_guest_gives_a_guaranteed_pod() {
-    let spec = json!({"domain": {"cpu": {"cores": 1, "dedicatedCpuPlacement": true}, "memory": {"guest": "1Gi"}},
-        "volumes": [{"name": "os", "containerDisk": {"image": "a"}}]});
-    let made = pod(&instance(&spec), &settings(), Purpose::Guest, &FACTS).unwrap();
-    let list = |field: &str| made["spec"][field].as_array().cloned().unwrap();
-    for container in list("containers").iter().chain(&list("initContainers")) {
-        let resources = &container["resources"];
-        assert_eq!(resources["requests"], resources["limits"], "{}", container["name"]);
+    let amounts = json!({"memory": "1Gi", "cpu": "500m"});
+    for (case, domain) in [
+        (
+            "dedicated CPUs",
+            json!({"cpu": {"cores": 1, "dedicatedCpuPlacement": true}, "memory": {"guest": "1Gi"}}),
+        ),
+        ("requests that equal limits", json!({"resources": {"requests": amounts, "limits": amounts}})),
+        ("limits only", json!({"resources": {"limits": amounts}})),
+    ] {
+        let spec = json!({"domain": domain, "volumes": [{"name": "os", "containerDisk": {"image": "a"}}]});
+        let made = pod(&instance(&spec), &settings(), Purpose::Guest, &FACTS).unwrap();
+        let list = |field: &str| made["spec"][field].as_array().cloned().unwrap();
+        for container in list("containers").iter().chain(&list("initContainers")) {
+            let resources = &container["resources"];
+            assert_eq!(resources["requests"], resources["limits"], "{case}: {}", container["name"]);
+            for name in ["memory", "cpu"] {
+                assert!(resources["limits"][name].is_string(), "{case}: {name} of {}", container["name"]);
+            }
+        }
     }
 }
 

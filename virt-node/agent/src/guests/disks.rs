@@ -119,15 +119,27 @@ pub(crate) fn attached(
     if mount::find(launcher, place::HOTPLUG, &file)?.is_none() {
         let holder = attachment(name, attachments)?;
         let disk = held(name, claim, &holder)?;
-        if disk.block {
-            devices::permit(launcher, &disk)?;
-        }
         mount::show(&disk, Access::Write, &holder, launcher, place::HOTPLUG, &file)?;
     }
     let disk = mount::find(launcher, place::HOTPLUG, &file)?;
     let disk = disk.ok_or_else(|| Error::new(Kind::System, format!("{path} was removed")))?;
+    if disk.block {
+        devices::permit(launcher, &disk)?;
+    }
     let direct = disk.open(true).is_ok();
     Ok(backend(path, disk.block, raw(size(&disk)?), direct))
+}
+
+/// Makes sure that the launcher may still open a volume that is a block device: the container runtime and systemd replace
+/// the rules of its container.
+///
+/// # Errors
+/// The system refuses.
+pub(crate) fn permitted(name: &str, launcher: &Process) -> Result<()> {
+    match mount::find(launcher, place::HOTPLUG, &place::hotplugged_file(name))? {
+        Some(disk) if disk.block => devices::permit(launcher, &disk),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Shows a file on the claim of a volume to the launcher, which writes a dump into it. It is made where it is missing.

@@ -65,13 +65,21 @@ pub(super) async fn work(
     let size = live::size_wanted(&instance.spec, status);
     let mut done = Done::default();
     let dumps = live::dumps(&instance.spec, &status.volume_status);
-    if moves.is_empty() && dumps.is_empty() && size.is_none() {
+    let devices = on_devices(&status.volume_status);
+    let idle = moves.is_empty() && dumps.is_empty() && size.is_none();
+    if idle && devices.is_empty() {
         return Ok(done);
     }
-    let gone = || Error::new(Kind::Launcher, format!("pod {} has no directory", pod.name));
-    let directory = Arc::new(PodDirectory::open(&site.kubelet, &pod.uid)?.ok_or_else(gone)?);
-    let (talk, process) = Talk::open(&directory).await?;
+    let (talk, process) = match connect(site, pod).await {
+        // The guest has its devices open.
+        Err(_) if idle => return Ok(done),
+        other => other?,
+    };
     let mut guest = Guest { site, instance, pod, attachments, talk, process: Arc::new(process) };
+    guest.keep_permitted(devices).await;
+    if idle {
+        return Ok(done);
+    }
     for one in &moves {
         let (Move::Attach(name) | Move::Detach(name)) = one;
         let Some(place) = status.volume_status.iter().position(|volume| volume.name == *name) else {
@@ -101,6 +109,24 @@ pub(super) async fn work(
         done.seen = Some(seen);
     }
     Ok(done)
+}
+
+/// Connects to the launcher of a pod; gives its first process, too.
+async fn connect(site: &Site, pod: &Pod) -> Result<(Talk, Process)> {
+    let gone = || Error::new(Kind::Launcher, format!("pod {} has no directory", pod.name));
+    let directory = PodDirectory::open(&site.kubelet, &pod.uid)?.ok_or_else(gone)?;
+    Talk::open(&Arc::new(directory)).await
+}
+
+/// Volumes that the guest has as block devices.
+fn on_devices(volumes: &[VolumeStatus]) -> Vec<String> {
+    let found = volumes.iter().filter(|volume| {
+        let claim = volume.persistent_volume_claim_info.as_ref();
+        volume.hotplug_volume.is_some()
+            && volume.phase.as_deref() == Some("Ready")
+            && claim.is_some_and(|claim| claim.volume_mode.as_deref() == Some("Block"))
+    });
+    found.map(|volume| volume.name.clone()).collect()
 }
 
 /// Notes why a volume is not where it is to be.
@@ -142,6 +168,22 @@ fn enter(volume: &mut VolumeStatus, phase: &str, reason: &'static str, text: Str
 }
 
 impl Guest<'_> {
+    /// Has the launcher keep the right to open the devices that its guest has. What fails is tried again with the next
+    /// change: the guest has them open.
+    async fn keep_permitted(&mut self, devices: Vec<String>) {
+        for name in devices {
+            let (process, of) = (Arc::clone(&self.process), name.clone());
+            if let Err(error) = on_thread(move || disks::permitted(&of, &process)).await {
+                tracing::warn!(
+                    vmi = self.instance.name,
+                    volume = name,
+                    error = error.chain(),
+                    "the container of a guest may not open its device again; retrying"
+                );
+            }
+        }
+    }
+
     async fn attach(&mut self, volume: &mut VolumeStatus, done: &mut Done) -> Result<()> {
         let name = volume.name.clone();
         let (site, instance, pod) = (self.site.clone(), Arc::clone(self.instance), Arc::clone(self.pod));
@@ -260,5 +302,28 @@ mod tests {
             );
         }
         assert!(!is_due(&attach, &[]));
+    }
+
+    #[test]
+    fn devices_of_plugged_block_volumes_are_kept_permitted() {
+        let volume = |phase: &str, mode: &str, plugged: bool| {
+            let mut volume = serde_json::json!({
+                "name": format!("{phase}-{mode}-{plugged}"), "phase": phase,
+                "persistentVolumeClaimInfo": {"claimName": "c", "volumeMode": mode},
+            });
+            if plugged {
+                volume["hotplugVolume"] = serde_json::json!({"attachPodName": "hp-volume-a"});
+            }
+            serde_json::from_value::<VolumeStatus>(volume).unwrap()
+        };
+        let volumes = [
+            volume("Ready", "Block", true),
+            volume("Ready", "Block", false),
+            volume("Ready", "Filesystem", true),
+            volume("Detaching", "Block", true),
+            volume("AttachedToNode", "Block", true),
+        ];
+        assert_eq!(on_devices(&volumes), ["Ready-Block-true"]);
+        assert!(on_devices(&[VolumeStatus::default()]).is_empty());
     }
 }

@@ -61,7 +61,8 @@ impl Process {
         Ok(!id.is_empty() && self.text("cgroup")?.lines().any(|line| line.contains(id)))
     }
 
-    /// Its control group in the hierarchy of a controller of version 1; `None`: there is no such hierarchy.
+    /// Its control group in the hierarchy of a controller of version 1, and with an empty name in that of version 2; `None`:
+    /// there is no such hierarchy.
     ///
     /// # Errors
     /// It is gone.
@@ -232,7 +233,7 @@ fn has_selinux(filesystems: &str) -> bool {
     filesystems.lines().any(|line| line.split_whitespace().next_back() == Some("selinuxfs"))
 }
 
-/// The group of a controller of version 1 in /proc/PID/cgroup.
+/// The group of a controller in /proc/PID/cgroup.
 fn group_of(text: &str, controller: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -314,6 +315,8 @@ mod tests {
         let text = "5:cpu,cpuacct:/a\n4:devices:/kubepods/podx/y\n0::/b";
         assert_eq!(group_of(text, "devices").as_deref(), Some("/kubepods/podx/y"));
         assert_eq!(group_of(text, "cpu").as_deref(), Some("/a"));
+        assert_eq!(group_of(text, "").as_deref(), Some("/b"));
+        assert_eq!(group_of("1:name=systemd:/a", ""), None);
         assert_eq!(group_of("0::/b", "devices"), None);
         assert_eq!(group_of("4:devices:/../../a", "devices"), None);
     }

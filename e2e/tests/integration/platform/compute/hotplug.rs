@@ -1,16 +1,18 @@
-//! Volumes that come to a guest that runs, and go: through the VM and through the instance, on files and devices, while the
-//! agent is replaced; and media of a CD drive.
+//! Volumes that come to a guest that runs, and go: in random order, through the VM and through the instance, on files and
+//! devices, while the agent is killed; and media of a CD drive.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use e2e::volume::Volume;
+use places::guest::Dice;
 use serde_json::{Value, json};
 
 use super::{claim, condition, instance, put};
 use crate::platform::guest;
-use crate::platform::machines::{create, machine, until_answers};
+use crate::platform::machines::{create_with, machine, until_answers};
 use crate::platform::place::{MACHINES, PLACE, PODS};
 use crate::platform::streams::replace_agent_at;
 
@@ -85,64 +87,167 @@ fn disk(volume: &Volume) -> std::path::PathBuf {
     if volume.is_block() { volume.path().to_owned() } else { volume.path().join("disk.img") }
 }
 
+/// A volume that is plugged and unplugged.
+struct Plug {
+    name: &'static str,
+    /// The kind of object to which it is added.
+    of: &'static str,
+    volume: Volume,
+    plugged: bool,
+}
+
+impl Plug {
+    /// Plugs it, or unplugs it.
+    fn toggle(&self, namespace: &str) {
+        let (verb, body) = match self.plugged {
+            false => ("addvolume", body(self.name, self.name, &scsi())),
+            true => ("removevolume", json!({"name": self.name})),
+        };
+        put(namespace, &format!("{}/vm/{verb}", self.of), &body).unwrap();
+    }
+
+    /// Waits until the guest has it, or has it no more.
+    #[track_caller]
+    fn until_moved(&self, namespace: &str) {
+        if !self.plugged {
+            return until_gone(namespace, self.name);
+        }
+        let status = until_ready(namespace, self.name);
+        assert_eq!(status["persistentVolumeClaimInfo"]["claimName"], self.name);
+        assert!(status["hotplugVolume"]["attachPodName"].as_str().unwrap().starts_with("hp-volume-"));
+        let again =
+            put(namespace, &format!("{}/vm/addvolume", self.of), &body(self.name, self.name, &scsi()));
+        let again = again.unwrap_err();
+        assert!(again.contains("because volume with that name already exists"), "{again}");
+    }
+}
+
+/// Description of the VM's domain, as the launcher gives it.
+fn domain(namespace: &str) -> String {
+    let pods = PLACE.list(PODS, namespace);
+    let mut names = pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
+    let pod = names.find(|name| name.starts_with("virt-launcher-")).unwrap();
+    let virsh = ["-c", "compute", "--", "virsh", "dumpxml", &format!("{namespace}_vm")];
+    PLACE.kubectl(&[&["-n", namespace, "exec", pod][..], &virsh].concat()).unwrap()
+}
+
+/// The list of devices that the launcher's container may open; `None`: the node has control groups of version 2 alone.
+fn device_rules(namespace: &str) -> Option<String> {
+    let groups = fs::read_to_string(format!("{}/cgroup", qemu(namespace))).unwrap();
+    let group = groups.lines().find_map(|line| line.split_once(":devices:"))?.1;
+    Some(fs::read_to_string(format!("/sys/fs/cgroup/devices{group}/devices.list")).unwrap())
+}
+
+/// Checks that the guest has each plugged volume once, and nothing of the others.
+#[track_caller]
+fn check(namespace: &str, plugs: &[Plug]) {
+    let plugged = |of: &str| {
+        let found = plugs.iter().filter(|plug| plug.plugged && plug.of.starts_with(of));
+        found.map(|plug| plug.name.to_owned()).collect::<Vec<_>>()
+    };
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    let named = |volumes: &Value, field: &str| {
+        let volumes = volumes.as_array().unwrap().iter();
+        sorted(volumes.map(|one| one[field].as_str().unwrap().to_owned()).collect())
+    };
+    let with_root = |names: Vec<String>| sorted([names, vec!["root".to_owned()]].concat());
+    let run = instance(namespace, "vm");
+    assert_eq!(named(&run["status"]["volumeStatus"], "name"), with_root(plugged("virtualmachine")));
+    let mut targets = named(&run["status"]["volumeStatus"], "target");
+    targets.dedup();
+    assert_eq!(targets.iter().filter(|target| target.starts_with("sd")).count(), plugged("").len());
+    assert_eq!(targets.len(), plugged("").len() + 1, "{targets:?}");
+    assert!(condition(&run, "Paused").is_none(), "{run}");
+    let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
+    assert_eq!(vm["status"]["printableStatus"], "Running");
+    assert_eq!(condition(&vm, "RestartRequired"), None);
+    let of_vm = with_root(plugged("virtualmachines"));
+    assert_eq!(named(&vm["spec"]["template"]["spec"]["volumes"], "name"), of_vm);
+    let (domain, rules) = (domain(namespace), device_rules(namespace));
+    for Plug { name, volume, plugged, .. } in plugs {
+        let count = domain.matches(&format!("hotplug-disks/{name}.img")).count();
+        assert_eq!(count, usize::from(*plugged), "{name} in {domain}");
+        assert_eq!(opened(namespace, &disk(volume)) != 0, *plugged, "{name} is open in QEMU");
+        if let (true, Some(rules)) = (volume.is_block(), &rules) {
+            let device = fs::metadata(volume.path()).unwrap().rdev();
+            let rule = format!("b {}:{} rw", rustix::fs::major(device), rustix::fs::minor(device));
+            assert_eq!(rules.lines().any(|line| line == rule), *plugged, "{name} in {rules}");
+        }
+    }
+    assert_eq!(hotplug_mounts(namespace), plugged("").len());
+    PLACE.until(namespace, "an attachment pod for each plugged volume", || {
+        (attachment_pods(namespace).len() == plugged("").len()).then_some(())
+    });
+}
+
+/// Seed of the order and of the kills.
+const SEED: u64 = 28;
+
+/// 4 volumes in random order, on files and devices, of the VM and of the instance alone.
 #[test]
 fn disks_come_and_go_while_the_guest_runs() {
     let namespace = "hotplug";
     PLACE.namespace(namespace);
-    let _root = create(namespace, "vm", "Always", 0);
-    let (file, device) = (claim(namespace, "file", false), claim(namespace, "device", true));
-    until_answers(namespace, "vm", 1);
-    let rounds = if std::env::var_os("FERROVIRT_SOAK").is_some() { 12 } else { 2 };
-    for round in 0..rounds {
-        let add = || {
-            put(namespace, "virtualmachines/vm/addvolume", &body("file", "file", &scsi())).unwrap();
-            put(namespace, "virtualmachineinstances/vm/addvolume", &body("device", "device", &scsi()))
-                .unwrap();
-            let again =
-                put(namespace, "virtualmachines/vm/addvolume", &body("file", "file", &scsi())).unwrap_err();
-            assert!(again.contains("because volume with that name already exists"), "{again}");
-        };
-        // The next agent continues where this one was cut off.
-        if round == 1 {
-            replace_agent_at(add)
+    let root = create_with(namespace, "vm", "Always", 0, &guest::beats());
+    let counted = || guest::counted(&disk(&root));
+    let mut plugs = [
+        ("file", false, "virtualmachines"),
+        ("device", true, "virtualmachines"),
+        ("own-file", false, "virtualmachineinstances"),
+        ("own-device", true, "virtualmachineinstances"),
+    ]
+    .map(|(name, block, of)| Plug { name, of, volume: claim(namespace, name, block), plugged: false });
+    PLACE.until(namespace, "the guest writes", || matches!(counted(), (1, 5..)).then_some(()));
+    PLACE.until_status(namespace, "vm", "Running");
+    // At least 50 of each.
+    let steps = if std::env::var_os("FERROVIRT_SOAK").is_some() { 104 } else { 6 };
+    println!("volumes and kills of the agent by seed {SEED}");
+    let mut dice = Dice(SEED);
+    let mut cut = [0; 2];
+    for _ in 0..steps {
+        let before = counted();
+        let plug = &mut plugs[usize::try_from(dice.next(4)).unwrap()];
+        let pause = Duration::from_millis(dice.next(1500));
+        let cuts = &mut cut[usize::from(plug.plugged)];
+        // The next agent continues where this one was cut off: the first of each kind always.
+        if dice.next(6) == 0 || *cuts == 0 {
+            *cuts += 1;
+            replace_agent_at(|| {
+                plug.toggle(namespace);
+                std::thread::sleep(pause);
+            });
         } else {
-            add()
+            plug.toggle(namespace);
         }
-        for (name, of) in [("file", &file), ("device", &device)] {
-            let status = until_ready(namespace, name);
-            assert!(status["target"].as_str().unwrap().starts_with("sd"), "{status}");
-            assert_eq!(status["persistentVolumeClaimInfo"]["claimName"], name);
-            assert!(status["hotplugVolume"]["attachPodName"].as_str().unwrap().starts_with("hp-volume-"));
-            assert_ne!(opened(namespace, &disk(of)), 0, "{name} is not open");
-        }
-        assert_eq!((attachment_pods(namespace).len(), hotplug_mounts(namespace)), (2, 2));
-        until_answers(namespace, "vm", 1);
-        let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
-        assert_eq!(condition(&vm, "RestartRequired"), None);
-        let names = |object: &Value, path: &str| -> Vec<String> {
-            let volumes = object.pointer(path).unwrap().as_array().unwrap();
-            volumes.iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
-        };
-        assert_eq!(names(&vm, "/spec/template/spec/volumes"), ["root", "file"]);
-        put(namespace, "virtualmachines/vm/removevolume", &json!({"name": "file"})).unwrap();
-        until_gone(namespace, "file");
-        assert_eq!(opened(namespace, &disk(&file)), 0, "QEMU still has the file open");
-        // A volume of the instance alone stays when the VM's goes.
-        until_ready(namespace, "device");
-        put(namespace, "virtualmachineinstances/vm/removevolume", &json!({"name": "device"})).unwrap();
-        until_gone(namespace, "device");
-        assert_eq!(opened(namespace, &disk(&device)), 0, "QEMU still has the device open");
-        PLACE.until(namespace, "no attachment pod is left", || {
-            attachment_pods(namespace).is_empty().then_some(())
+        plug.plugged = !plug.plugged;
+        plug.until_moved(namespace);
+        check(namespace, &plugs);
+        // The guest was started once, and none of its writes failed.
+        PLACE.until(namespace, "the guest writes to its other disk", || {
+            let now = counted();
+            assert_eq!(now.0, 1, "the guest was started again");
+            (now != before).then_some(())
         });
-        assert_eq!(hotplug_mounts(namespace), 0);
-        until_answers(namespace, "vm", 1);
     }
+    println!("{steps} steps; the agent was killed at {} plugs and {} removals", cut[0], cut[1]);
+    assert!(cut.iter().all(|count| *count > 0), "{cut:?}");
+    for plug in &mut plugs {
+        if plug.plugged {
+            plug.toggle(namespace);
+            plug.plugged = false;
+            plug.until_moved(namespace);
+        }
+    }
+    check(namespace, &plugs);
     let events =
         PLACE.kubectl(&["get", "events", "-n", namespace, "-o", "jsonpath={.items[*].reason}"]).unwrap();
     for reason in ["SuccessfulCreate", "VolumeMountedToPod", "VolumeReady", "VolumeUnMountedFromPod"] {
         assert!(events.contains(reason), "{reason}: {events}");
     }
+    assert!(!events.contains("IOerror"), "{events}");
     PLACE.delete(MACHINES, namespace, "vm");
     PLACE.remove_namespace(namespace);
 }

@@ -23,7 +23,8 @@ static KERNEL: LazyLock<&str> = LazyLock::new(|| {
     "localhost/guests:kernel"
 });
 
-fn vm() -> Value {
+/// A VM with that kernel.
+pub(super) fn vm() -> Value {
     let by_agent = |secret: &str| json!({"source": {"secret": {"secretName": secret}}});
     let mut keys = by_agent("agent-keys");
     keys["propagationMethod"] = json!({"qemuGuestAgent": {"users": ["ann"]}});
@@ -71,8 +72,9 @@ fn printed(namespace: &str) -> String {
     PLACE.kubectl(&["-n", namespace, "logs", pod, "-c", "guest-console-log"]).unwrap_or_default()
 }
 
+/// Waits until the guest has printed something; all that it has printed.
 #[track_caller]
-fn until_printed(namespace: &str, wanted: &str) -> String {
+pub(super) fn until_printed(namespace: &str, wanted: &str) -> String {
     PLACE.until(namespace, &format!("the console's log has {wanted:?}"), || {
         Some(printed(namespace)).filter(|log| log.contains(wanted))
     })
@@ -181,7 +183,7 @@ fn memory_of_a_tpm_outlives_the_instance_on_a_claim_of_the_vm() {
 }
 
 /// How often the guest has written to its disk.
-fn written(namespace: &str) -> usize {
+pub(super) fn written(namespace: &str) -> usize {
     printed(namespace).matches("inside: written").count()
 }
 

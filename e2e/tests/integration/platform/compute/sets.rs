@@ -3,10 +3,10 @@
 use cluster::Resource;
 use serde_json::{Value, json};
 
-use super::{REVISIONS, get, instance, patch};
+use super::{REVISIONS, claim, get, instance, patch};
 use crate::platform::hyperconverged::alone;
 use crate::platform::machines::machine;
-use crate::platform::place::{INSTANCES, MACHINES, PLACE};
+use crate::platform::place::{DATA_SOURCES, INSTANCES, MACHINES, PLACE};
 
 const TYPES: Resource =
     Resource::namespaced("instancetype.kubevirt.io", "v1beta1", "virtualmachineinstancetypes");
@@ -91,6 +91,76 @@ fn instance_type_and_preference_decide_and_are_kept() {
         (instance(namespace, "vm")["status"]["currentCPUTopology"]["sockets"] == 2).then_some(())
     });
     PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
+fn instance_type_and_preference_are_inferred_from_a_volume() {
+    let namespace = "inferred";
+    PLACE.namespace(namespace);
+    let size = json!({"cpu": {"guest": 1}, "memory": {"guest": "64Mi"}});
+    PLACE.create(TYPES, namespace, &flavor("VirtualMachineInstancetype", "small", &size));
+    let preference = json!({"devices": {"preferredDiskBus": "scsi"}});
+    PLACE.create(PREFERENCES, namespace, &flavor("VirtualMachinePreference", "plain", &preference));
+    let _root = claim(namespace, "root", false);
+    let infer = json!({"inferFromVolume": "root"});
+    let mut vm = machine("vm", "Always", &json!({"persistentVolumeClaim": {"claimName": "root"}}));
+    (vm["spec"]["instancetype"], vm["spec"]["preference"]) = (infer.clone(), infer);
+    leave_open(&mut vm);
+    let refusal = dry_run(namespace, &vm).unwrap_err();
+    assert!(refusal.contains("unable to find required"), "{refusal}");
+    let mut tolerant = vm.clone();
+    for reference in ["instancetype", "preference"] {
+        tolerant["spec"][reference]["inferFromVolumeFailurePolicy"] = json!("Ignore");
+    }
+    tolerant["spec"]["template"]["spec"]["domain"]["memory"] = json!({"guest": "96Mi"});
+    dry_run(namespace, &tolerant).unwrap();
+
+    let label = "instancetype.kubevirt.io/default";
+    let labels = json!({
+        format!("{label}-instancetype"): "small",
+        format!("{label}-instancetype-kind"): "VirtualMachineInstancetype",
+        format!("{label}-preference"): "plain",
+        format!("{label}-preference-kind"): "VirtualMachinePreference",
+    });
+    let change = json!({"metadata": {"labels": labels}}).to_string();
+    PLACE.kubectl(&["-n", namespace, "patch", "pvc", "root", "--type=merge", "-p", &change]).unwrap();
+    PLACE.create(MACHINES, namespace, &vm);
+    PLACE.until_status(namespace, "vm", "Running");
+    let run = instance(namespace, "vm");
+    assert_eq!(run["spec"]["domain"]["memory"]["guest"], "64Mi");
+    assert_eq!(run["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"], "scsi");
+    let check = |name: &str| {
+        let vm = PLACE.find(MACHINES, namespace, name).unwrap();
+        let (of_type, of_preference) = (&vm["spec"]["instancetype"], &vm["spec"]["preference"]);
+        assert_eq!((&of_type["name"], &of_preference["name"]), (&json!("small"), &json!("plain")));
+        assert_eq!(of_type["kind"], "VirtualMachineInstancetype");
+        assert!(of_type["inferFromVolume"].is_null() && of_preference["inferFromVolume"].is_null(), "{vm}");
+    };
+    check("vm");
+    PLACE.delete(MACHINES, namespace, "vm");
+
+    // From the DataSource that the VM's DataVolume is to be filled from.
+    let source = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataSource",
+        "metadata": {"name": "golden", "labels": labels},
+        "spec": {"source": {"pvc": {"namespace": namespace, "name": "root"}}},
+    });
+    PLACE.create(DATA_SOURCES, namespace, &source);
+    let mut cloned = vm.clone();
+    (cloned["metadata"]["name"], cloned["spec"]["runStrategy"]) = (json!("cloned"), json!("Halted"));
+    cloned["spec"]["template"]["spec"]["volumes"] =
+        json!([{"name": "root", "dataVolume": {"name": "cloned"}}]);
+    cloned["spec"]["dataVolumeTemplates"] = json!([{
+        "metadata": {"name": "cloned"},
+        "spec": {
+            "sourceRef": {"kind": "DataSource", "name": "golden"},
+            "storage": {"storageClassName": "hostpath-csi", "accessModes": ["ReadWriteOnce"]},
+        },
+    }]);
+    PLACE.create(MACHINES, namespace, &cloned);
+    check("cloned");
+    PLACE.delete(MACHINES, namespace, "cloned");
     PLACE.remove_namespace(namespace);
 }
 
