@@ -28,6 +28,9 @@ fn tools_of_the_pod_answer_as_upstream_does() {
     assert!(absent.contains("failed to get domain 'other'") && absent.contains("exit code 1"), "{absent}");
     let ping = ["virt-probe", "--guestAgentPing", "--domainName", &domain, "--timeoutSeconds", "1"];
     assert!(exec(&ping).unwrap_err().contains("exit code 1"));
+    // Support bundles find the launcher's process, and read the packet filter of its network.
+    assert!(!exec(&["pgrep", "-f", "virt-launcher"]).unwrap().is_empty());
+    assert!(exec(&["/usr/sbin/nft", "--version"]).unwrap().contains("nftables"));
     PLACE.delete(MACHINES, namespace, "vm");
     PLACE.remove_namespace(namespace);
 }
