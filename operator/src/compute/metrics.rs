@@ -12,7 +12,10 @@ use serve::metrics::{Kind, Page};
 
 use super::clock;
 use super::launcher::Settings;
-use crate::view::{Claim, Instance, Machine, Size};
+use crate::view::{Claim, Description, Instance, Machine, Size};
+
+/// Stands for what is not known.
+const NONE: &str = "<none>";
 
 /// Groups of printableStatus, and for each the metric with the time of the last change.
 const GROUPS: [(&str, &str, &[&str]); 5] = [
@@ -63,12 +66,19 @@ pub(super) fn write<'a>(
         let printed = machine.status.printable_status.as_str();
         let status = printed.to_lowercase();
         let named = |which: &Option<api::kubevirt::FlavorReference>| {
-            which.as_ref().and_then(|one| one.name.clone()).unwrap_or_else(|| "<none>".to_owned())
+            which.as_ref().and_then(|one| one.name.clone()).unwrap_or_else(|| NONE.to_owned())
         };
         let (size, preference) = (named(&machine.spec.instancetype), named(&machine.spec.preference));
+        let described = |of: fn(&Description) -> &Option<Box<str>>| {
+            let word = machine.description().and_then(|one| of(one).as_deref());
+            word.filter(|word| !word.is_empty()).unwrap_or(NONE)
+        };
         let labels = [
             ("namespace", meta.namespace.as_str()),
             ("name", meta.name.as_str()),
+            ("os", described(|one| &one.os)),
+            ("workload", described(|one| &one.workload)),
+            ("flavor", described(|one| &one.flavor)),
             ("instance_type", size.as_str()),
             ("preference", preference.as_str()),
             ("status", status.as_str()),
@@ -226,8 +236,9 @@ mod tests {
         let machine = |name: &str, status: &str| -> Machine {
             serde_json::from_value(json!({
                 "metadata": {"name": name, "namespace": "n", "creationTimestamp": "1970-01-01T00:00:10Z"},
-                "spec": {"instancetype": {"name": "u1.small"}, "template": {"spec": {"domain": {
-                    "cpu": {"cores": 2}, "memory": {"guest": "1Gi"}}}}},
+                "spec": {"instancetype": {"name": "u1.small"}, "template": {
+                    "metadata": {"annotations": {"vm.kubevirt.io/os": "debian", "vm.kubevirt.io/flavor": "", "a": "b"}},
+                    "spec": {"domain": {"cpu": {"cores": 2}, "memory": {"guest": "1Gi"}}}}},
                 "status": {"printableStatus": status, "conditions": [
                     {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:00Z"}]},
             }))
@@ -236,8 +247,12 @@ mod tests {
         let instance: Instance =
             serde_json::from_value(json!({"status": {"phase": "Running", "nodeName": "one"}})).unwrap();
         let machines = [machine("a", "Running"), machine("b", "CrashLoopBackOff")];
+        // The schema allows a template's metadata to be null.
+        let bare: Machine = serde_json::from_value(json!({
+            "metadata": {"name": "c", "namespace": "n"}, "spec": {"template": {"metadata": null}}}))
+        .unwrap();
         let mut page = Page::default();
-        write(&mut page, &machines.iter(), [instance].iter());
+        write(&mut page, &machines.iter().chain([&bare]), [instance].iter());
         write_bounces(&mut page, machines.iter().zip([true, false]));
         let running = Size { sockets: Some(4), ..Size::default() };
         let mut stored = machines[0].clone();
@@ -263,8 +278,9 @@ mod tests {
         for line in [
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
-            r#"kubevirt_number_of_vms{namespace="n"} 2"#,
-            r#"kubevirt_vm_info{namespace="n",name="a",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
+            r#"kubevirt_number_of_vms{namespace="n"} 3"#,
+            r#"kubevirt_vm_info{namespace="n",name="a",os="debian",workload="<none>",flavor="<none>",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
+            r#"kubevirt_vm_info{namespace="n",name="c",os="<none>",workload="<none>",flavor="<none>",instance_type="<none>",preference="<none>",status="",status_group="error"} 1"#,
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{namespace="n",name="a"} 60"#,
             r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{namespace="n",name="b"} 60"#,
             r#"kubevirt_vmi_phase_count{node="one",phase="running"} 1"#,

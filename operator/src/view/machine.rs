@@ -31,7 +31,27 @@ pub(crate) struct MachineSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Template {
+    pub(crate) metadata: Option<GuestMeta>,
     pub(crate) spec: TemplateSpec,
+}
+
+/// Metadata of the template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct GuestMeta {
+    annotations: Option<Box<Description>>,
+}
+
+/// Annotations by which metrics describe a guest. No other annotation of the template is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Description {
+    #[serde(rename = "vm.kubevirt.io/os")]
+    pub(crate) os: Option<Box<str>>,
+    #[serde(rename = "vm.kubevirt.io/workload")]
+    pub(crate) workload: Option<Box<str>>,
+    #[serde(rename = "vm.kubevirt.io/flavor")]
+    pub(crate) flavor: Option<Box<str>>,
 }
 
 /// The spec of its instances.
@@ -90,6 +110,11 @@ pub(crate) struct VolumeSnapshotStatus {
 }
 
 impl Machine {
+    /// How its template describes the guest.
+    pub(crate) fn description(&self) -> Option<&Description> {
+        self.spec.template.metadata.as_ref()?.annotations.as_deref()
+    }
+
     /// The flavor that the VM refers to, and its entry in the status.
     pub(crate) fn flavor(&self, which: Which) -> (Option<&FlavorReference>, Option<&FlavorStatus>) {
         let (spec, status) = (&self.spec, &self.status);

@@ -2,10 +2,8 @@
 
 use serve::metrics::{Kind, Page};
 
+use super::NONE;
 use crate::view::{GuestOs, Instance, condition};
-
-/// Stands for what is not known.
-const NONE: &str = "<none>";
 
 /// Adds the metrics of all instances. `image` is that of launchers which start now, `pod` has the name of the pod that runs
 /// one.
