@@ -118,7 +118,7 @@ pub(super) fn write_settings(page: &mut Page, settings: &Settings) {
     page.single("kubevirt_configuration_emulation_enabled", Kind::Gauge, help, u8::from(settings.emulation));
 }
 
-/// Adds the size of each VM. `running` has that of its instance, which an instance type decided.
+/// Adds size and limits of each VM. `running` has that of its instance, which an instance type decided.
 pub(super) fn write_sizes<'a>(
     page: &mut Page,
     machines: &(impl Iterator<Item = &'a Machine> + Clone),
@@ -131,15 +131,17 @@ pub(super) fn write_sizes<'a>(
         let created = meta.creation_timestamp.as_deref().and_then(clock::seconds).unwrap_or(0);
         page.sample(name, &[("name", meta.name.as_str()), ("namespace", meta.namespace.as_str())], created);
     }
+    let size_of = |machine: &Machine| {
+        let written = machine.spec.template.spec.size;
+        match &machine.spec.instancetype {
+            Some(_) => running(machine).unwrap_or(written),
+            None => written,
+        }
+    };
     let name = "kubevirt_vm_resource_requests";
     page.begin(name, Kind::Gauge, "Resources requested by Virtual Machine.");
     for machine in machines.clone() {
-        let meta = &machine.metadata;
-        let written = machine.spec.template.spec.size;
-        let size = match &machine.spec.instancetype {
-            Some(_) => running(machine).unwrap_or(written),
-            None => written,
-        };
+        let (meta, size) = (&machine.metadata, size_of(machine));
         let mut sample = |resource: &str, unit: &str, source: &str, value: u64| {
             let labels = [
                 ("name", meta.name.as_str()),
@@ -160,6 +162,30 @@ pub(super) fn write_sizes<'a>(
             }
         }
     }
+    let name = "kubevirt_vm_resource_limits";
+    page.begin(name, Kind::Gauge, "Resources limits by Virtual Machine.");
+    for machine in machines.clone() {
+        let (meta, size) = (&machine.metadata, size_of(machine));
+        let limits = [
+            ("cpu", "cores", size.cpu_limit.map(cores)),
+            ("memory", "bytes", size.limit.map(|bytes| bytes.to_string())),
+        ];
+        for (resource, unit, limit) in limits {
+            let Some(limit) = limit else { continue };
+            let labels = [
+                ("name", meta.name.as_str()),
+                ("namespace", meta.namespace.as_str()),
+                ("resource", resource),
+                ("unit", unit),
+            ];
+            page.sample(name, &labels, limit);
+        }
+    }
+}
+
+/// CPUs, of thousandths of one.
+fn cores(thousandths: u64) -> String {
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
 }
 
 /// Adds the size of each volume of each VM that has a claim: as the VM's template of a DataVolume requests it, otherwise as
@@ -254,7 +280,8 @@ mod tests {
         let mut page = Page::default();
         write(&mut page, &machines.iter().chain([&bare]), [instance].iter());
         write_bounces(&mut page, machines.iter().zip([true, false]));
-        let running = Size { sockets: Some(4), ..Size::default() };
+        let running =
+            Size { sockets: Some(4), limit: Some(1 << 31), cpu_limit: Some(1500), ..Size::default() };
         let mut stored = machines[0].clone();
         let volumes = json!([
             {"name": "root", "dataVolume": {"name": "a-root"}},
@@ -275,6 +302,7 @@ mod tests {
         write_sizes(&mut page, &machines.iter(), |one| (one.metadata.name == "b").then_some(running));
         let text = page.text();
         assert_eq!(text.matches("kubevirt_vm_disk_allocated_size_bytes{").count(), 2);
+        assert_eq!(text.matches("kubevirt_vm_resource_limits{").count(), 2, "of VMs with limits only");
         for line in [
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
@@ -293,6 +321,8 @@ mod tests {
             r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="cpu",unit="threads",source="domain"} 1"#,
             r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="memory",unit="bytes",source="guest"} 1073741824"#,
             r#"kubevirt_vm_resource_requests{name="b",namespace="n",resource="cpu",unit="sockets",source="domain"} 4"#,
+            r#"kubevirt_vm_resource_limits{name="b",namespace="n",resource="cpu",unit="cores"} 1.500"#,
+            r#"kubevirt_vm_resource_limits{name="b",namespace="n",resource="memory",unit="bytes"} 2147483648"#,
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
