@@ -16,7 +16,7 @@
 //! - [`host_devices`]: devices of the host that a guest asks for, and those that it may have; [`dedicated`]: CPUs to itself.
 //! - [`live`]: what changes while the guest runs. [`size`]: the size of a new disk on an empty claim. [`state`]: what a guest
 //!   keeps besides its disks.
-//! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word.
+//! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word; [`vnic`]: interfaces in metrics.
 //!
 //! Not here: clients, files, processes, clocks ([`time::now`] excepted).
 
@@ -37,3 +37,4 @@ pub mod state;
 pub mod status;
 pub mod time;
 pub mod validate;
+pub mod vnic;

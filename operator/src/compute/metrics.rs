@@ -183,6 +183,25 @@ pub(super) fn write_sizes<'a>(
     }
 }
 
+/// Adds the network interfaces of each VM.
+pub(super) fn write_nics<'a>(page: &mut Page, machines: impl Iterator<Item = &'a Machine>) {
+    let name = "kubevirt_vm_vnic_info";
+    page.begin(name, Kind::Gauge, "Network interfaces of a Virtual Machine: binding and network of each.");
+    for machine in machines {
+        for nic in machine.spec.template.spec.nics.iter() {
+            let labels = [
+                ("name", machine.metadata.name.as_str()),
+                ("namespace", machine.metadata.namespace.as_str()),
+                ("vnic_name", &*nic.name),
+                ("binding_type", nic.kind),
+                ("network", &*nic.network),
+                ("binding_name", &*nic.binding),
+            ];
+            page.sample(name, &labels, 1);
+        }
+    }
+}
+
 /// CPUs, of thousandths of one.
 fn cores(thousandths: u64) -> String {
     format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
@@ -264,7 +283,12 @@ mod tests {
                 "metadata": {"name": name, "namespace": "n", "creationTimestamp": "1970-01-01T00:00:10Z"},
                 "spec": {"instancetype": {"name": "u1.small"}, "template": {
                     "metadata": {"annotations": {"vm.kubevirt.io/os": "debian", "vm.kubevirt.io/flavor": "", "a": "b"}},
-                    "spec": {"domain": {"cpu": {"cores": 2}, "memory": {"guest": "1Gi"}}}}},
+                    "spec": {
+                        "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
+                        "domain": {"cpu": {"cores": 2}, "memory": {"guest": "1Gi"}, "devices": {"interfaces": [
+                            {"name": "default", "masquerade": {}}, {"name": "lan", "binding": {"name": "passt"}},
+                        ]}},
+                    }}},
                 "status": {"printableStatus": status, "conditions": [
                     {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:00Z"}]},
             }))
@@ -280,6 +304,7 @@ mod tests {
         let mut page = Page::default();
         write(&mut page, &machines.iter().chain([&bare]), [instance].iter());
         write_bounces(&mut page, machines.iter().zip([true, false]));
+        write_nics(&mut page, machines.iter().chain([&bare]));
         let running =
             Size { sockets: Some(4), limit: Some(1 << 31), cpu_limit: Some(1500), ..Size::default() };
         let mut stored = machines[0].clone();
@@ -306,6 +331,8 @@ mod tests {
         for line in [
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
+            r#"kubevirt_vm_vnic_info{name="a",namespace="n",vnic_name="default",binding_type="core",network="pod networking",binding_name="masquerade"} 1"#,
+            r#"kubevirt_vm_vnic_info{name="b",namespace="n",vnic_name="lan",binding_type="plugin",network="lan",binding_name="passt"} 1"#,
             r#"kubevirt_number_of_vms{namespace="n"} 3"#,
             r#"kubevirt_vm_info{namespace="n",name="a",os="debian",workload="<none>",flavor="<none>",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
             r#"kubevirt_vm_info{namespace="n",name="c",os="<none>",workload="<none>",flavor="<none>",instance_type="<none>",preference="<none>",status="",status_group="error"} 1"#,

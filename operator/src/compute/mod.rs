@@ -69,6 +69,7 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
             let key = Key::new(&machine.metadata.namespace, &machine.metadata.name);
             observed.caches.instances.get(&key).map(|instance| instance.spec.size)
         });
+        metrics::write_nics(page, machines.clone());
         metrics::write_disks(page, machines.clone(), |machine, name| observed.caches.claim(machine, name));
         let settings = observed.settings();
         metrics::instances::write(page, &instances, &settings.image, |instance| {

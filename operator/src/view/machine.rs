@@ -1,8 +1,12 @@
 //! `VirtualMachine` as controllers see it.
 
-use api::kubevirt::{FlavorReference, FlavorStatus, MemoryDumpRequest, StateChangeRequest};
+use api::kubevirt::{
+    FlavorReference, FlavorStatus, Interface, MemoryDumpRequest, Network, StateChangeRequest,
+};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use virt::instancetype::Which;
+use virt::vnic;
 
 use super::{Condition, Meta, Requested, Size, VolumeSource};
 
@@ -56,11 +60,51 @@ pub(crate) struct Description {
 
 /// The spec of its instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(from = "WrittenTemplate")]
 pub(crate) struct TemplateSpec {
     pub(crate) volumes: Vec<VolumeSource>,
-    #[serde(rename = "domain")]
     pub(crate) size: Size,
+    /// Network interfaces that metrics name.
+    pub(crate) nics: Box<[Nic]>,
+}
+
+/// A network interface, as metrics name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Nic {
+    pub(crate) name: Box<str>,
+    /// `core` or `plugin`.
+    pub(crate) kind: &'static str,
+    pub(crate) binding: Box<str>,
+    pub(crate) network: Box<str>,
+}
+
+/// A spec as the API server writes it, as far as it is read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenTemplate {
+    volumes: Vec<VolumeSource>,
+    networks: Value,
+    domain: Value,
+}
+
+impl From<WrittenTemplate> for TemplateSpec {
+    fn from(written: WrittenTemplate) -> Self {
+        let WrittenTemplate { volumes, networks, domain } = written;
+        let size = Size::deserialize(&domain).unwrap_or_default();
+        Self { volumes, size, nics: nics(&networks, &domain["devices"]["interfaces"]) }
+    }
+}
+
+/// The interfaces that metrics name; none if they cannot be read.
+fn nics(networks: &Value, interfaces: &Value) -> Box<[Nic]> {
+    let networks = Vec::<Network>::deserialize(networks).unwrap_or_default();
+    let interfaces = Vec::<Interface>::deserialize(interfaces).unwrap_or_default();
+    let named = |one: &Interface| {
+        let (kind, binding) = vnic::binding(one)?;
+        let network = vnic::network(&networks, &one.name)?;
+        Some(Nic { name: one.name.as_str().into(), kind, binding: binding.into(), network: network.into() })
+    };
+    interfaces.iter().filter_map(named).collect()
 }
 
 /// A DataVolume that is created with the VM.
