@@ -130,7 +130,7 @@ pub(super) const ALL: [Rules; 6] = [
 ];
 
 /// Records of VMs.
-const KUBEVIRT_RECORDS: [Record; 41] = [
+const KUBEVIRT_RECORDS: [Record; 42] = [
     record("kubevirt_virt_api_up", "sum(up{namespace='NS', pod=~'ferrovirt-operator-.*'}) or vector(0)"),
     record(
         "cluster:kubevirt_virt_api_up:sum",
@@ -233,6 +233,10 @@ const KUBEVIRT_RECORDS: [Record; 41] = [
     record(
         "cluster:kubevirt_api_request_deprecated_total:sum",
         "group by (group, version, resource, subresource) (apiserver_requested_deprecated_apis{group='kubevirt.io'}) * on (group, version, resource, subresource) group_right() sum by (group, version, resource, subresource, verb) (apiserver_request_total)",
+    ),
+    record(
+        "kubevirt_vm_created_total",
+        "sum by (namespace) (kubevirt_vm_created_by_pod_total{namespace!=''})",
     ),
     record(
         "kubevirt_vmi_memory_used_bytes",
