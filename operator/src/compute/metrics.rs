@@ -1,8 +1,10 @@
 //! Metrics of VMs and instances, with upstream's names, from what the controllers observe. Pure.
 //!
-//! - [`instances`]: of each instance. [`transitions`]: how long instances take from phase to phase.
+//! - [`instances`]: of each instance. [`transitions`]: how long instances take from phase to phase. [`syncs`]: how often
+//!   each is reconciled.
 
 pub(super) mod instances;
+pub(super) mod syncs;
 pub(super) mod transitions;
 
 use std::collections::BTreeMap;

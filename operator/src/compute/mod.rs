@@ -60,6 +60,8 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
     let settings = settings::merged(&base, &configuration);
     let context = Arc::new(Context::new((client, events), namespace, caches, queues.clone(), settings));
     let observed = Arc::clone(&context);
+    let syncs = Arc::new(metrics::syncs::Syncs::default());
+    let counted = Arc::clone(&syncs);
     let _exposed = health.expose(move |page| {
         let (machines, instances) = (observed.caches.machines.all(), observed.caches.instances.all());
         let machines = machines.iter().map(|(_, machine)| machine.as_ref());
@@ -76,6 +78,7 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
             observed.caches.pod_name(instance)
         });
         transitions.write(page);
+        counted.write(page);
         metrics::write_settings(page, &settings);
         let bounces = machines.filter_map(|one| Some((one, observed.caches.bounces(one)?)));
         metrics::write_bounces(page, bounces);
@@ -85,8 +88,11 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
         async move { machine::reconcile(&context, &key).await }
     });
     let instances = queues.instances.run(INSTANCE_WORKERS, stop.wait(), |key: Key| {
-        let context = Arc::clone(&context);
-        async move { instance::reconcile(&context, &key).await }
+        let (context, syncs) = (Arc::clone(&context), Arc::clone(&syncs));
+        async move {
+            syncs.count(&key, context.caches.instances.get(&key).is_some());
+            instance::reconcile(&context, &key).await
+        }
     });
     let sets = queues.replica_sets.run(SET_WORKERS, stop.wait(), |key: Key| {
         let context = Arc::clone(&context);
