@@ -74,9 +74,7 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
         metrics::write_nics(page, machines.clone());
         metrics::write_disks(page, machines.clone(), |machine, name| observed.caches.claim(machine, name));
         let settings = observed.settings();
-        metrics::instances::write(page, &instances, &settings.image, |instance| {
-            observed.caches.pod_name(instance)
-        });
+        metrics::instances::write(page, &instances, &settings, |instance| observed.caches.pod_name(instance));
         transitions.write(page);
         counted.write(page);
         metrics::write_settings(page, &settings);

@@ -63,6 +63,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         volumes: storage.volumes(),
         state: launcher::state(&instance, states.iter().map(AsRef::as_ref)),
         overhead: &overhead,
+        memory_overhead: instance.spec.overhead.map(|bytes| context.settings().overhead(bytes)),
         owner_exists,
         node: node.as_deref(),
         now: Context::now(),
