@@ -70,8 +70,8 @@ pub const SETS: [Set; 2] = [
     },
     Set {
         name: "launcher",
-        // iproute2, nftables, procps: stock support bundles run `ip` and `bridge` in the pod, and `pgrep` and `nft` in the
-        // agent's. libvirt-daemon has libvirt_iohelper, which dumps of memory need.
+        // iproute2, nftables, procps: stock support bundles run `ip`, `bridge`, `nft` and `pgrep` in pods of launchers and
+        // agents. libvirt-daemon has libvirt_iohelper, which dumps of memory need.
         root: Root {
             packages: "iproute2,libvirt0,libvirt-daemon,libvirt-daemon-driver-qemu,nftables,ovmf,procps,qemu-system-x86,qemu-utils,swtpm,swtpm-tools",
             mkfs_xfs: false,

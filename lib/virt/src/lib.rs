@@ -15,8 +15,8 @@
 //!   machine and where each volume and network is; [`pod`]: where these are in a launcher pod.
 //! - [`host_devices`]: devices of the host that a guest asks for, and those that it may have; [`dedicated`]: CPUs to itself.
 //! - [`live`]: what changes while the guest runs. [`size`]: the size of a new disk on an empty claim. [`state`]: what a guest
-//!   keeps besides its disks.
-//! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word.
+//!   keeps besides its disks. [`overhead`]: memory that its launcher needs besides the guest's.
+//! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word; [`vnic`]: interfaces in metrics.
 //!
 //! Not here: clients, files, processes, clocks ([`time::now`] excepted).
 
@@ -28,6 +28,7 @@ pub mod host_devices;
 pub mod instancetype;
 pub mod live;
 pub mod machine;
+pub mod overhead;
 pub mod pod;
 pub mod printable;
 pub mod resolve;
@@ -37,3 +38,4 @@ pub mod state;
 pub mod status;
 pub mod time;
 pub mod validate;
+pub mod vnic;

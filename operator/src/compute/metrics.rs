@@ -1,8 +1,10 @@
 //! Metrics of VMs and instances, with upstream's names, from what the controllers observe. Pure.
 //!
-//! - [`instances`]: of each instance. [`transitions`]: how long instances take from phase to phase.
+//! - [`instances`]: of each instance. [`transitions`]: how long instances take from phase to phase. [`syncs`]: how often
+//!   each is reconciled.
 
 pub(super) mod instances;
+pub(super) mod syncs;
 pub(super) mod transitions;
 
 use std::collections::BTreeMap;
@@ -12,7 +14,10 @@ use serve::metrics::{Kind, Page};
 
 use super::clock;
 use super::launcher::Settings;
-use crate::view::{Claim, Instance, Machine, Size};
+use crate::view::{Claim, Description, Instance, Machine, Size};
+
+/// Stands for what is not known.
+const NONE: &str = "<none>";
 
 /// Groups of printableStatus, and for each the metric with the time of the last change.
 const GROUPS: [(&str, &str, &[&str]); 5] = [
@@ -63,12 +68,19 @@ pub(super) fn write<'a>(
         let printed = machine.status.printable_status.as_str();
         let status = printed.to_lowercase();
         let named = |which: &Option<api::kubevirt::FlavorReference>| {
-            which.as_ref().and_then(|one| one.name.clone()).unwrap_or_else(|| "<none>".to_owned())
+            which.as_ref().and_then(|one| one.name.clone()).unwrap_or_else(|| NONE.to_owned())
         };
         let (size, preference) = (named(&machine.spec.instancetype), named(&machine.spec.preference));
+        let described = |of: fn(&Description) -> &Option<Box<str>>| {
+            let word = machine.description().and_then(|one| of(one).as_deref());
+            word.filter(|word| !word.is_empty()).unwrap_or(NONE)
+        };
         let labels = [
             ("namespace", meta.namespace.as_str()),
             ("name", meta.name.as_str()),
+            ("os", described(|one| &one.os)),
+            ("workload", described(|one| &one.workload)),
+            ("flavor", described(|one| &one.flavor)),
             ("instance_type", size.as_str()),
             ("preference", preference.as_str()),
             ("status", status.as_str()),
@@ -108,7 +120,7 @@ pub(super) fn write_settings(page: &mut Page, settings: &Settings) {
     page.single("kubevirt_configuration_emulation_enabled", Kind::Gauge, help, u8::from(settings.emulation));
 }
 
-/// Adds the size of each VM. `running` has that of its instance, which an instance type decided.
+/// Adds size and limits of each VM. `running` has that of its instance, which an instance type decided.
 pub(super) fn write_sizes<'a>(
     page: &mut Page,
     machines: &(impl Iterator<Item = &'a Machine> + Clone),
@@ -121,15 +133,17 @@ pub(super) fn write_sizes<'a>(
         let created = meta.creation_timestamp.as_deref().and_then(clock::seconds).unwrap_or(0);
         page.sample(name, &[("name", meta.name.as_str()), ("namespace", meta.namespace.as_str())], created);
     }
+    let size_of = |machine: &Machine| {
+        let written = machine.spec.template.spec.size;
+        match &machine.spec.instancetype {
+            Some(_) => running(machine).unwrap_or(written),
+            None => written,
+        }
+    };
     let name = "kubevirt_vm_resource_requests";
     page.begin(name, Kind::Gauge, "Resources requested by Virtual Machine.");
     for machine in machines.clone() {
-        let meta = &machine.metadata;
-        let written = machine.spec.template.spec.size;
-        let size = match &machine.spec.instancetype {
-            Some(_) => running(machine).unwrap_or(written),
-            None => written,
-        };
+        let (meta, size) = (&machine.metadata, size_of(machine));
         let mut sample = |resource: &str, unit: &str, source: &str, value: u64| {
             let labels = [
                 ("name", meta.name.as_str()),
@@ -150,6 +164,49 @@ pub(super) fn write_sizes<'a>(
             }
         }
     }
+    let name = "kubevirt_vm_resource_limits";
+    page.begin(name, Kind::Gauge, "Resources limits by Virtual Machine.");
+    for machine in machines.clone() {
+        let (meta, size) = (&machine.metadata, size_of(machine));
+        let limits = [
+            ("cpu", "cores", size.cpu_limit.map(cores)),
+            ("memory", "bytes", size.limit.map(|bytes| bytes.to_string())),
+        ];
+        for (resource, unit, limit) in limits {
+            let Some(limit) = limit else { continue };
+            let labels = [
+                ("name", meta.name.as_str()),
+                ("namespace", meta.namespace.as_str()),
+                ("resource", resource),
+                ("unit", unit),
+            ];
+            page.sample(name, &labels, limit);
+        }
+    }
+}
+
+/// Adds the network interfaces of each VM.
+pub(super) fn write_nics<'a>(page: &mut Page, machines: impl Iterator<Item = &'a Machine>) {
+    let name = "kubevirt_vm_vnic_info";
+    page.begin(name, Kind::Gauge, "Network interfaces of a Virtual Machine: binding and network of each.");
+    for machine in machines {
+        for nic in machine.spec.template.spec.nics.iter() {
+            let labels = [
+                ("name", machine.metadata.name.as_str()),
+                ("namespace", machine.metadata.namespace.as_str()),
+                ("vnic_name", &*nic.name),
+                ("binding_type", nic.kind),
+                ("network", &*nic.network),
+                ("binding_name", &*nic.binding),
+            ];
+            page.sample(name, &labels, 1);
+        }
+    }
+}
+
+/// CPUs, of thousandths of one.
+fn cores(thousandths: u64) -> String {
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
 }
 
 /// Adds the size of each volume of each VM that has a claim: as the VM's template of a DataVolume requests it, otherwise as
@@ -226,8 +283,14 @@ mod tests {
         let machine = |name: &str, status: &str| -> Machine {
             serde_json::from_value(json!({
                 "metadata": {"name": name, "namespace": "n", "creationTimestamp": "1970-01-01T00:00:10Z"},
-                "spec": {"instancetype": {"name": "u1.small"}, "template": {"spec": {"domain": {
-                    "cpu": {"cores": 2}, "memory": {"guest": "1Gi"}}}}},
+                "spec": {"instancetype": {"name": "u1.small"}, "template": {
+                    "metadata": {"annotations": {"vm.kubevirt.io/os": "debian", "vm.kubevirt.io/flavor": "", "a": "b"}},
+                    "spec": {
+                        "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
+                        "domain": {"cpu": {"cores": 2}, "memory": {"guest": "1Gi"}, "devices": {"interfaces": [
+                            {"name": "default", "masquerade": {}}, {"name": "lan", "binding": {"name": "passt"}},
+                        ]}},
+                    }}},
                 "status": {"printableStatus": status, "conditions": [
                     {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:00Z"}]},
             }))
@@ -236,10 +299,16 @@ mod tests {
         let instance: Instance =
             serde_json::from_value(json!({"status": {"phase": "Running", "nodeName": "one"}})).unwrap();
         let machines = [machine("a", "Running"), machine("b", "CrashLoopBackOff")];
+        // The schema allows a template's metadata to be null.
+        let bare: Machine = serde_json::from_value(json!({
+            "metadata": {"name": "c", "namespace": "n"}, "spec": {"template": {"metadata": null}}}))
+        .unwrap();
         let mut page = Page::default();
-        write(&mut page, &machines.iter(), [instance].iter());
+        write(&mut page, &machines.iter().chain([&bare]), [instance].iter());
         write_bounces(&mut page, machines.iter().zip([true, false]));
-        let running = Size { sockets: Some(4), ..Size::default() };
+        write_nics(&mut page, machines.iter().chain([&bare]));
+        let running =
+            Size { sockets: Some(4), limit: Some(1 << 31), cpu_limit: Some(1500), ..Size::default() };
         let mut stored = machines[0].clone();
         let volumes = json!([
             {"name": "root", "dataVolume": {"name": "a-root"}},
@@ -260,11 +329,15 @@ mod tests {
         write_sizes(&mut page, &machines.iter(), |one| (one.metadata.name == "b").then_some(running));
         let text = page.text();
         assert_eq!(text.matches("kubevirt_vm_disk_allocated_size_bytes{").count(), 2);
+        assert_eq!(text.matches("kubevirt_vm_resource_limits{").count(), 2, "of VMs with limits only");
         for line in [
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
             r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
-            r#"kubevirt_number_of_vms{namespace="n"} 2"#,
-            r#"kubevirt_vm_info{namespace="n",name="a",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
+            r#"kubevirt_vm_vnic_info{name="a",namespace="n",vnic_name="default",binding_type="core",network="pod networking",binding_name="masquerade"} 1"#,
+            r#"kubevirt_vm_vnic_info{name="b",namespace="n",vnic_name="lan",binding_type="plugin",network="lan",binding_name="passt"} 1"#,
+            r#"kubevirt_number_of_vms{namespace="n"} 3"#,
+            r#"kubevirt_vm_info{namespace="n",name="a",os="debian",workload="<none>",flavor="<none>",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
+            r#"kubevirt_vm_info{namespace="n",name="c",os="<none>",workload="<none>",flavor="<none>",instance_type="<none>",preference="<none>",status="",status_group="error"} 1"#,
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{namespace="n",name="a"} 60"#,
             r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{namespace="n",name="b"} 60"#,
             r#"kubevirt_vmi_phase_count{node="one",phase="running"} 1"#,
@@ -277,6 +350,8 @@ mod tests {
             r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="cpu",unit="threads",source="domain"} 1"#,
             r#"kubevirt_vm_resource_requests{name="a",namespace="n",resource="memory",unit="bytes",source="guest"} 1073741824"#,
             r#"kubevirt_vm_resource_requests{name="b",namespace="n",resource="cpu",unit="sockets",source="domain"} 4"#,
+            r#"kubevirt_vm_resource_limits{name="b",namespace="n",resource="cpu",unit="cores"} 1.500"#,
+            r#"kubevirt_vm_resource_limits{name="b",namespace="n",resource="memory",unit="bytes"} 2147483648"#,
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }

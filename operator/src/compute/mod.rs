@@ -60,6 +60,8 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
     let settings = settings::merged(&base, &configuration);
     let context = Arc::new(Context::new((client, events), namespace, caches, queues.clone(), settings));
     let observed = Arc::clone(&context);
+    let syncs = Arc::new(metrics::syncs::Syncs::default());
+    let counted = Arc::clone(&syncs);
     let _exposed = health.expose(move |page| {
         let (machines, instances) = (observed.caches.machines.all(), observed.caches.instances.all());
         let machines = machines.iter().map(|(_, machine)| machine.as_ref());
@@ -69,12 +71,12 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
             let key = Key::new(&machine.metadata.namespace, &machine.metadata.name);
             observed.caches.instances.get(&key).map(|instance| instance.spec.size)
         });
+        metrics::write_nics(page, machines.clone());
         metrics::write_disks(page, machines.clone(), |machine, name| observed.caches.claim(machine, name));
         let settings = observed.settings();
-        metrics::instances::write(page, &instances, &settings.image, |instance| {
-            observed.caches.pod_name(instance)
-        });
+        metrics::instances::write(page, &instances, &settings, |instance| observed.caches.pod_name(instance));
         transitions.write(page);
+        counted.write(page);
         metrics::write_settings(page, &settings);
         let bounces = machines.filter_map(|one| Some((one, observed.caches.bounces(one)?)));
         metrics::write_bounces(page, bounces);
@@ -84,8 +86,11 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
         async move { machine::reconcile(&context, &key).await }
     });
     let instances = queues.instances.run(INSTANCE_WORKERS, stop.wait(), |key: Key| {
-        let context = Arc::clone(&context);
-        async move { instance::reconcile(&context, &key).await }
+        let (context, syncs) = (Arc::clone(&context), Arc::clone(&syncs));
+        async move {
+            syncs.count(&key, context.caches.instances.get(&key).is_some());
+            instance::reconcile(&context, &key).await
+        }
     });
     let sets = queues.replica_sets.run(SET_WORKERS, stop.wait(), |key: Key| {
         let context = Arc::clone(&context);

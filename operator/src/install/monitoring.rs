@@ -7,6 +7,8 @@ mod rules;
 
 use serde_json::{Value, json};
 
+use rules::{Alert, Subject};
+
 use super::{SCRAPED, object, with};
 
 /// Group and version of the kinds.
@@ -68,18 +70,21 @@ fn rule_object(rules: &rules::Rules, namespace: &str, allowed: &Allowed, runbook
         rule
     });
     let alerts = rules.alerts.iter().filter(|one| allows(&allowed.alerts, one.name)).map(|one| {
-        let impact = match (one.platform, one.severity) {
-            (false, _) => "none",
-            (true, "critical") => "critical",
-            (true, _) => "warning",
+        let impact = match (one.subject, one.severity) {
+            (Subject::Guest | Subject::Client, _) => "none",
+            (Subject::Platform, "critical") => "critical",
+            (Subject::Platform, _) => "warning",
         };
         let mut annotations = json!({"summary": one.summary});
+        if let Some(description) = one.description {
+            annotations["description"] = json!(description);
+        }
         if let Some(template) = runbooks.or(one.upstream.then_some(RUNBOOKS)) {
             annotations["runbook_url"] = json!(template.replace("%s", one.name));
         }
         json!({
             "alert": one.name,
-            "expr": one.expression.replace("NS", namespace),
+            "expr": expression(one, namespace),
             "for": one.duration,
             "labels": {
                 "severity": one.severity,
@@ -100,13 +105,22 @@ fn rule_object(rules: &rules::Rules, namespace: &str, allowed: &Allowed, runbook
     )
 }
 
+/// The expression of an alert. Consoles lead from an alert about a guest to its VM by the label `vm`.
+fn expression(alert: &Alert, namespace: &str) -> String {
+    let text = alert.expression.replace("NS", namespace);
+    match alert.subject {
+        Subject::Guest => format!("label_replace({text}, 'vm', '$1', 'name', '(.+)')"),
+        Subject::Platform | Subject::Client => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
     use std::fs;
     use std::path::Path;
 
-    use super::rules::{Alert, Record};
+    use super::rules::Record;
     use super::*;
     use crate::install::{Settings, macpool, manifests};
 
@@ -198,6 +212,30 @@ mod tests {
         for one in restarts {
             assert!(one.expression.contains("'} > 3) or on() vector(0)"), "{}", one.expression);
         }
+    }
+
+    #[test]
+    fn alerts_about_a_guest_name_its_vm() {
+        let all = objects("ns", &Allowed::default(), None);
+        let rules = all.iter().filter_map(|one| one["spec"]["groups"][1]["rules"].as_array());
+        let named = |rule: &&Value| {
+            rule["annotations"]["description"].as_str().is_some_and(|text| text.contains("$labels.name "))
+        };
+        let (mut guests, mut others) = (0, 0);
+        for rule in rules.flatten() {
+            let expression = rule["expr"].as_str().unwrap();
+            let labelled = expression.starts_with("label_replace(")
+                && expression.ends_with(", 'vm', '$1', 'name', '(.+)')");
+            assert_eq!(labelled, named(&rule), "{rule}");
+            if labelled {
+                assert_eq!(rule["labels"]["operator_health_impact"], "none", "{rule}");
+                guests += 1;
+            } else {
+                others += 1;
+            }
+        }
+        assert_eq!(guests, 7);
+        assert!(others > 40, "{others}");
     }
 
     #[test]

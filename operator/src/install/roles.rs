@@ -199,7 +199,7 @@ fn operator() -> Vec<Value> {
         rule("", &["configmaps"], &["create"]),
         // Events of provisioners about claims are listed.
         rule("", &["events"], &["create", "patch", "list"]),
-        rule("apps", &["controllerrevisions"], &["get", "create"]),
+        rule("apps", &["controllerrevisions"], &["get", "list", "create", "delete"]),
         rule("storage.k8s.io", &["storageclasses", "csidrivers", "csinodes"], READ),
         // The names of objects are not known to the authorizer when they are created.
         rule("storage.k8s.io", &["csidrivers", "storageclasses"], &["create"]),

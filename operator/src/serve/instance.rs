@@ -174,6 +174,11 @@ struct Condition {
 }
 
 impl Instance {
+    /// Whether it has ended with a failure.
+    pub(super) fn has_failed(&self) -> bool {
+        self.status.phase == "Failed"
+    }
+
     /// Whether it has ended.
     pub(super) fn is_final(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")

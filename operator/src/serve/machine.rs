@@ -60,6 +60,7 @@ struct Spec {
 #[serde(rename_all = "camelCase", default)]
 struct Status {
     state_change_requests: Option<Value>,
+    start_failure: Option<Value>,
 }
 
 /// Options of a request; virtctl sends some, kubectl none.
@@ -165,7 +166,6 @@ fn change(
     options: &Options,
 ) -> Result<Option<Change>, Refusal> {
     let refused = |why: &str| Err(Refusal::conflict(KIND, name, why));
-    let bad = |why: &str| Err(Refusal::new(StatusCode::BAD_REQUEST, why));
     let strategy = match (&machine.spec.run_strategy, machine.spec.running) {
         (Some(strategy), _) => strategy.as_str(),
         (None, Some(true)) => "Always",
@@ -175,6 +175,9 @@ fn change(
     match (verb, strategy) {
         (Verb::Start, _) if alive.is_some() => refused("VM is already running"),
         (Verb::Start, "Halted") if !options.paused => Ok(Some(run(machine, "Always"))),
+        (Verb::Start, "RerunOnFailure") if instance.is_some_and(Instance::has_failed) => {
+            refused("RerunOnFailure does not support starting VM from failed state")
+        }
         (Verb::Start, "Halted" | "Manual" | "RerunOnFailure") => {
             let data = if options.paused { json!({"paused": "true"}) } else { Value::Null };
             let mut request = json!({"action": "Start"});
@@ -201,20 +204,34 @@ fn change(
             )
             .map(Some),
         },
-        (Verb::Restart, "Halted" | "Once") => {
-            refused(&format!("{strategy} does not support manual restart requests"))
-        }
-        (Verb::Restart, _) => match (options.grace_period_seconds, alive) {
-            (Some(seconds), _) if seconds != 0 => {
-                bad("For force restart, only gracePeriod=0 is supported for now")
-            }
-            (_, None) => refused("VM is not running"),
-            (_, Some(alive)) => {
-                let requests = json!([{"action": "Stop", "uid": alive.metadata.uid}, {"action": "Start"}]);
-                request_changes(name, machine, instance, requests).map(Some)
-            }
-        },
+        (Verb::Restart, _) => restart(name, machine, instance, strategy, options).map(Some),
     }
+}
+
+/// The requests of a restart. An instance that ended is replaced, too.
+fn restart(
+    name: &str,
+    machine: &Machine,
+    instance: Option<&Instance>,
+    strategy: &str,
+    options: &Options,
+) -> Result<Change, Refusal> {
+    let refused = |why: &str| Err(Refusal::conflict(KIND, name, why));
+    let bad = |why: &str| Err(Refusal::new(StatusCode::BAD_REQUEST, why));
+    match options.grace_period_seconds {
+        Some(seconds) if seconds > 0 => {
+            return bad("For force restart, only gracePeriod=0 is supported for now");
+        }
+        Some(seconds) if seconds < 0 => return bad("gracePeriod has to be greater or equal to 0"),
+        Some(_) | None => {}
+    }
+    if matches!(strategy, "Halted" | "Once") {
+        // Clients match upstream's spelling.
+        return refused(&format!("RunStategy {strategy} does not support manual restart requests"));
+    }
+    let Some(instance) = instance else { return refused("VM is not running: Halted") };
+    let stop = json!({"action": "Stop", "uid": instance.metadata.uid});
+    request_changes(name, machine, Some(instance), json!([stop, {"action": "Start"}]))
 }
 
 /// The spec with another run strategy, by the field that it uses.
@@ -228,7 +245,8 @@ fn run(machine: &Machine, strategy: &str) -> Change {
     })
 }
 
-/// The status with these requests, if no other one waits.
+/// The status with these requests, if no other one waits; a stop replaces those that wait. Failed starts are forgotten: the
+/// next one does not wait for the end of a back-off.
 fn request_changes(
     name: &str,
     machine: &Machine,
@@ -239,12 +257,17 @@ fn request_changes(
     let waiting = before.and_then(Value::as_array).is_some_and(|waiting| !waiting.is_empty());
     // A request to start may follow the stop of an instance that is ending.
     let ending = instance.is_some_and(Instance::is_final);
-    if waiting && !ending {
+    let stops = requests.as_array().is_some_and(|all| all.iter().all(|one| one["action"] == "Stop"));
+    if waiting && !ending && !stops {
         let text = "unable to complete request: stop/start already underway";
         return Err(Refusal::conflict(KIND, name, text));
     }
     let path = "/status/stateChangeRequests";
-    Ok(Change::Status(JsonPatch::new().test(path, before).add(path, requests)))
+    let patch = JsonPatch::new().test(path, before).add(path, requests);
+    Ok(Change::Status(match machine.status.start_failure {
+        Some(_) => patch.remove("/status/startFailure"),
+        None => patch,
+    }))
 }
 
 #[cfg(test)]
@@ -270,7 +293,8 @@ mod tests {
             Ok(Decision { grace, change: None }) => Ok(json!({"grace": grace})),
             Err(refusal) => {
                 let (code, text) = refusal.code_and_message();
-                Err((code, text.rsplit(": ").next().unwrap().to_owned()))
+                let why = text.split_once("\"vm\": ").map_or(text, |(_, why)| why);
+                Err((code, why.to_owned()))
             }
         }
     }
@@ -317,20 +341,48 @@ mod tests {
             (Verb::Stop, strategy("Manual"), None, json!({}), no(409, "VM is not running")),
             (Verb::Stop, strategy("RerunOnFailure"), running, json!({}), ask(json!([stop]))),
             (Verb::Restart, strategy("Always"), running, json!({}), ask(json!([stop, {"action": "Start"}]))),
-            (Verb::Restart, strategy("Always"), None, json!({}), no(409, "VM is not running")),
+            (Verb::Restart, strategy("Always"), None, json!({}), no(409, "VM is not running: Halted")),
+            (
+                Verb::Restart,
+                strategy("Manual"),
+                Some("Succeeded"),
+                json!({}),
+                ask(json!([stop, {"action": "Start"}])),
+            ),
             (
                 Verb::Restart,
                 strategy("Halted"),
                 None,
                 json!({}),
-                no(409, "Halted does not support manual restart requests"),
+                no(409, "RunStategy Halted does not support manual restart requests"),
+            ),
+            (
+                Verb::Restart,
+                strategy("Halted"),
+                None,
+                json!({"gracePeriodSeconds": 5}),
+                no(400, "For force restart, only gracePeriod=0 is supported for now"),
             ),
             (
                 Verb::Restart,
                 strategy("Always"),
                 running,
-                json!({"gracePeriodSeconds": 5}),
-                no(400, "For force restart, only gracePeriod=0 is supported for now"),
+                json!({"gracePeriodSeconds": -1}),
+                no(400, "gracePeriod has to be greater or equal to 0"),
+            ),
+            (
+                Verb::Start,
+                strategy("RerunOnFailure"),
+                Some("Failed"),
+                json!({}),
+                no(409, "RerunOnFailure does not support starting VM from failed state"),
+            ),
+            (
+                Verb::Start,
+                strategy("RerunOnFailure"),
+                Some("Succeeded"),
+                json!({}),
+                ask(json!([{"action": "Start"}])),
             ),
         ] {
             let shown = format!("{verb:?} {machine} {phase:?}");
@@ -350,7 +402,33 @@ mod tests {
         assert_eq!(forced(Verb::Restart, json!({"gracePeriodSeconds": 0})), Some(0));
         let old = decided(Verb::Start, json!({"spec": {"running": false}}), None, json!({})).unwrap();
         assert_eq!(old, json!({"op": "replace", "path": "/spec/running", "value": true}));
-        let waiting = json!({"spec": {"runStrategy": "Manual"}, "status": {"stateChangeRequests": [{"action": "Stop"}]}});
-        assert!(decided(Verb::Start, waiting, None, json!({})).is_err());
+    }
+
+    #[test]
+    fn a_stop_replaces_waiting_requests_and_others_are_refused() {
+        let waiting = |requests: Value| {
+            let status = json!({"stateChangeRequests": requests});
+            json!({"spec": {"runStrategy": "Manual"}, "status": status})
+        };
+        let underway = Err((409, "unable to complete request: stop/start already underway".to_owned()));
+        let (start, stop) = (json!({"action": "Start"}), json!({"action": "Stop", "uid": "u1"}));
+        let replaced = json!({"op": "add", "path": "/status/stateChangeRequests", "value": [stop]});
+        let running = Some("Running");
+        let restarting = || waiting(json!([stop, start]));
+        assert_eq!(decided(Verb::Start, waiting(json!([stop])), None, json!({})), underway);
+        assert_eq!(decided(Verb::Restart, restarting(), running, json!({})), underway);
+        assert_eq!(decided(Verb::Stop, restarting(), running, json!({})), Ok(replaced));
+    }
+
+    #[test]
+    fn requests_forget_failed_starts() {
+        let failure = json!({"consecutiveFailCount": 4});
+        let failing = json!({"spec": {"runStrategy": "RerunOnFailure"}, "status": {"startFailure": failure}});
+        let removed = json!({"op": "remove", "path": "/status/startFailure"});
+        for (verb, phase) in
+            [(Verb::Start, None), (Verb::Stop, Some("Pending")), (Verb::Restart, Some("Pending"))]
+        {
+            assert_eq!(decided(verb, failing.clone(), phase, json!({})).as_ref(), Ok(&removed), "{verb:?}");
+        }
     }
 }

@@ -106,6 +106,8 @@ pub async fn run(
     let (close, closing) = watch::channel(false);
     let keeper = certificates::keep(config, &site, &tls, health);
     let router = metrics(router(&site), client, events, health);
+    let admission = Arc::clone(&site.admission);
+    let _exposed = health.expose(move |page| admission.measure(page));
     tokio::select! {
         () = server::serve(listener, Some(tls.clone()), limits, Arc::new(router), closing) => {}
         never = keeper => match never {},

@@ -45,13 +45,28 @@ pub(crate) struct InstanceSpec {
     /// Whether the guest waits at its start until it is unpaused.
     pub(crate) starts_paused: bool,
     pub(crate) size: Size,
+    /// Bytes that the guest needs in addition to its memory under KVM; `None`: its memory is not known.
+    pub(crate) overhead: Option<u64>,
 }
 
-/// Reads a domain: its size, and whether the guest keeps state; one that cannot be read keeps nothing.
-fn domain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(Size, bool), D::Error> {
+/// Facts about a domain.
+#[derive(Default)]
+struct Read {
+    size: Size,
+    keeps_state: bool,
+    overhead: Option<u64>,
+}
+
+/// Reads a domain; one that cannot be read keeps nothing.
+fn domain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Read, D::Error> {
     let domain = serde_json::Value::deserialize(deserializer)?;
     let size = Size::deserialize(&domain).unwrap_or_default();
-    Ok((size, serde_json::from_value(domain).is_ok_and(|domain| virt::state::is_kept(&domain))))
+    let Ok(domain) = serde_json::from_value(domain) else {
+        return Ok(Read { size, ..Read::default() });
+    };
+    let memory = size.guest.or(size.requested).or(size.limit);
+    let overhead = memory.map(|memory| virt::overhead::bytes(&domain, memory));
+    Ok(Read { size, keeps_state: virt::state::is_kept(&domain), overhead })
 }
 
 /// A spec as the API server writes it, as far as it is read.
@@ -65,7 +80,7 @@ struct WrittenSpec {
     eviction_strategy: Option<String>,
     start_strategy: Option<String>,
     #[serde(deserialize_with = "domain")]
-    domain: (Size, bool),
+    domain: Read,
 }
 
 impl From<WrittenSpec> for InstanceSpec {
@@ -77,7 +92,7 @@ impl From<WrittenSpec> for InstanceSpec {
             termination_grace_period_seconds,
             eviction_strategy,
             start_strategy,
-            domain: (size, keeps_state),
+            domain: Read { size, keeps_state, overhead },
         } = written;
         let starts_paused = start_strategy.as_deref() == Some("Paused");
         let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
@@ -90,6 +105,7 @@ impl From<WrittenSpec> for InstanceSpec {
             keeps_state,
             starts_paused,
             size,
+            overhead,
         }
     }
 }

@@ -1,8 +1,12 @@
 //! `VirtualMachine` as controllers see it.
 
-use api::kubevirt::{FlavorReference, FlavorStatus, MemoryDumpRequest, StateChangeRequest};
+use api::kubevirt::{
+    FlavorReference, FlavorStatus, Interface, MemoryDumpRequest, Network, StateChangeRequest,
+};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use virt::instancetype::Which;
+use virt::vnic;
 
 use super::{Condition, Meta, Requested, Size, VolumeSource};
 
@@ -31,16 +35,76 @@ pub(crate) struct MachineSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Template {
+    pub(crate) metadata: Option<GuestMeta>,
     pub(crate) spec: TemplateSpec,
+}
+
+/// Metadata of the template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct GuestMeta {
+    annotations: Option<Box<Description>>,
+}
+
+/// Annotations by which metrics describe a guest. No other annotation of the template is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Description {
+    #[serde(rename = "vm.kubevirt.io/os")]
+    pub(crate) os: Option<Box<str>>,
+    #[serde(rename = "vm.kubevirt.io/workload")]
+    pub(crate) workload: Option<Box<str>>,
+    #[serde(rename = "vm.kubevirt.io/flavor")]
+    pub(crate) flavor: Option<Box<str>>,
 }
 
 /// The spec of its instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(from = "WrittenTemplate")]
 pub(crate) struct TemplateSpec {
     pub(crate) volumes: Vec<VolumeSource>,
-    #[serde(rename = "domain")]
     pub(crate) size: Size,
+    /// Network interfaces that metrics name.
+    pub(crate) nics: Box<[Nic]>,
+}
+
+/// A network interface, as metrics name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Nic {
+    pub(crate) name: Box<str>,
+    /// `core` or `plugin`.
+    pub(crate) kind: &'static str,
+    pub(crate) binding: Box<str>,
+    pub(crate) network: Box<str>,
+}
+
+/// A spec as the API server writes it, as far as it is read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenTemplate {
+    volumes: Vec<VolumeSource>,
+    networks: Value,
+    domain: Value,
+}
+
+impl From<WrittenTemplate> for TemplateSpec {
+    fn from(written: WrittenTemplate) -> Self {
+        let WrittenTemplate { volumes, networks, domain } = written;
+        let size = Size::deserialize(&domain).unwrap_or_default();
+        Self { volumes, size, nics: nics(&networks, &domain["devices"]["interfaces"]) }
+    }
+}
+
+/// The interfaces that metrics name; none if they cannot be read.
+fn nics(networks: &Value, interfaces: &Value) -> Box<[Nic]> {
+    let networks = Vec::<Network>::deserialize(networks).unwrap_or_default();
+    let interfaces = Vec::<Interface>::deserialize(interfaces).unwrap_or_default();
+    let named = |one: &Interface| {
+        let (kind, binding) = vnic::binding(one)?;
+        let network = vnic::network(&networks, &one.name)?;
+        Some(Nic { name: one.name.as_str().into(), kind, binding: binding.into(), network: network.into() })
+    };
+    interfaces.iter().filter_map(named).collect()
 }
 
 /// A DataVolume that is created with the VM.
@@ -90,6 +154,11 @@ pub(crate) struct VolumeSnapshotStatus {
 }
 
 impl Machine {
+    /// How its template describes the guest.
+    pub(crate) fn description(&self) -> Option<&Description> {
+        self.spec.template.metadata.as_ref()?.annotations.as_deref()
+    }
+
     /// The flavor that the VM refers to, and its entry in the status.
     pub(crate) fn flavor(&self, which: Which) -> (Option<&FlavorReference>, Option<&FlavorStatus>) {
         let (spec, status) = (&self.spec, &self.status);

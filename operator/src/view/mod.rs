@@ -17,11 +17,11 @@ mod volume;
 
 pub(crate) use gates::Gates;
 pub(crate) use instance::{GuestOs, Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
-pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
+pub(crate) use machine::{Description, Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
 pub(crate) use meta::{Age, Condition, Meta, condition, is_false, is_true, oldest};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
 pub(crate) use selector::{meets, selector_problem, selector_text, selects};
-pub(crate) use set::{Pool, ReplicaSet, SetStatus};
+pub(crate) use set::{Pool, ReplicaSet, Revision, SetStatus};
 pub(crate) use size::{Requested, Size};
 pub(crate) use volume::{Claim, DataVolume, SnapshotClass, TransferConfig, VolumeSource};

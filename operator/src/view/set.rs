@@ -71,3 +71,10 @@ impl From<&Self> for Pool {
         read.clone()
     }
 }
+
+/// A ControllerRevision, without the object that it keeps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Revision {
+    pub(crate) metadata: Meta,
+}

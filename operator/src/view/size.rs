@@ -14,6 +14,10 @@ pub(crate) struct Size {
     pub(crate) guest: Option<u64>,
     /// Bytes of memory that the pod requests for it.
     pub(crate) requested: Option<u64>,
+    /// Bytes of memory that the pod may use for it.
+    pub(crate) limit: Option<u64>,
+    /// Thousandths of a CPU that the pod may use for it.
+    pub(crate) cpu_limit: Option<u64>,
 }
 
 impl Size {
@@ -27,6 +31,13 @@ impl Size {
 fn bytes(quantity: Option<&Value>) -> Option<u64> {
     let quantity = quantity?;
     quantity.as_u64().or_else(|| api::quantity::bytes(quantity.as_str()?).ok())
+}
+
+/// Thousandths of a quantity, which may be written as a number.
+fn thousandths(quantity: Option<&Value>) -> Option<u64> {
+    let quantity = quantity?;
+    let text = quantity.as_str().map_or_else(|| quantity.to_string(), str::to_owned);
+    api::quantity::thousandths(&text).ok()
 }
 
 /// Bytes that the spec of a DataVolume requests, in `pvc` or `storage`.
@@ -68,6 +79,8 @@ impl From<Written> for Size {
             threads: number("threads"),
             guest: bytes(memory.get("guest")),
             requested: bytes(resources.pointer("/requests/memory")),
+            limit: bytes(resources.pointer("/limits/memory")),
+            cpu_limit: thousandths(resources.pointer("/limits/cpu")),
         }
     }
 }
@@ -85,10 +98,18 @@ mod tests {
         let read = size(json!({
             "cpu": {"cores": 2, "model": "host-model"},
             "memory": {"guest": "1Gi"},
-            "resources": {"requests": {"memory": 1000}},
+            "resources": {"requests": {"memory": 1000}, "limits": {"memory": "2Gi", "cpu": "1500m"}},
         }));
-        let wanted = Size { cores: Some(2), guest: Some(1 << 30), requested: Some(1000), ..Size::default() };
+        let wanted = Size {
+            cores: Some(2),
+            guest: Some(1 << 30),
+            requested: Some(1000),
+            limit: Some(2 << 30),
+            cpu_limit: Some(1500),
+            ..Size::default()
+        };
         assert_eq!(read, wanted);
+        assert_eq!(size(json!({"resources": {"limits": {"cpu": 2}}})).cpu_limit, Some(2000));
         assert!(read.has_topology() && !Size::default().has_topology());
         let requested = |spec: Value| serde_json::from_value::<Requested>(spec).unwrap().0;
         let form = json!({"resources": {"requests": {"storage": "1Gi"}}});

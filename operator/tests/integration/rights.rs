@@ -96,7 +96,7 @@ const BEYOND: [(&str, &str, &str, &str); 38] = [
         "volumes of a node that is gone, when an administrator gives them up",
     ),
     ("", "secrets", "delete", "certificates of upload servers of claims that are gone"),
-    ("apps", "controllerrevisions", "get create", "revisions of instance types"),
+    ("apps", "controllerrevisions", "get list create delete", "revisions of VMs, pools and instance types"),
     ("apps", "daemonsets", "get list watch create delete patch", "the node agent and the CSI driver"),
     ("apps", "deployments", "list watch", "whether another snapshot controller runs"),
     (

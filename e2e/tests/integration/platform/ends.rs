@@ -204,6 +204,10 @@ fn strategy_decides_what_follows_the_end_of_a_guest() {
         until_answers(namespace, &name, count);
         PLACE.put(namespace, &format!("virtualmachines/{name}/stop")).unwrap();
         until_stopped(namespace, &name);
+        // An instance that ended can be restarted.
+        PLACE.until(namespace, "the instance is gone", || {
+            PLACE.find(INSTANCES, namespace, &name).is_none().then_some(())
+        });
         refused(namespace, &name, "stop", "VM is not running");
         refused(
             namespace,

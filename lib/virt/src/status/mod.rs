@@ -115,7 +115,8 @@ pub fn amount(bytes: u64) -> Quantity {
 
 /// Sets the vCPUs and memory of a guest at its start, where they are not set.
 pub fn size(status: &mut VirtualMachineInstanceStatus, cpu: &Cpu, memory: &Memory) {
-    if status.current_cpu_topology.is_some() && status.memory.is_some() {
+    let sized = |memory: &MemoryStatus| memory.guest_at_boot.is_some();
+    if status.current_cpu_topology.is_some() && status.memory.as_ref().is_some_and(sized) {
         return;
     }
     status.current_cpu_topology =
@@ -125,7 +126,7 @@ pub fn size(status: &mut VirtualMachineInstanceStatus, cpu: &Cpu, memory: &Memor
         guest_at_boot: amount.clone(),
         guest_current: amount.clone(),
         guest_requested: amount,
-        ..MemoryStatus::default()
+        memory_overhead: status.memory.take().and_then(|memory| memory.memory_overhead),
     });
 }
 
@@ -174,5 +175,31 @@ mod tests {
         assert!(holds(&conditions, "Ready").is_some());
         without(&mut conditions, "Ready");
         assert!(holds(&conditions, "Ready").is_none());
+    }
+
+    #[test]
+    fn the_size_of_a_start_keeps_the_overhead_and_what_admission_has_set() {
+        let cpu = serde_json::json!(
+            {"sockets": 2, "maxSockets": 2, "cores": 1, "threads": 1, "model": "hostModel", "features": []}
+        );
+        let cpu: Cpu = serde_json::from_value(cpu).unwrap();
+        let memory = Memory { guest: 64 << 20, max_guest: 64 << 20, huge_page: None };
+        let quantity = |text: &str| Some(Quantity(text.into()));
+        let overhead = MemoryStatus { memory_overhead: quantity("164Mi"), ..MemoryStatus::default() };
+        let mut status = VirtualMachineInstanceStatus {
+            memory: Some(overhead),
+            ..VirtualMachineInstanceStatus::default()
+        };
+        size(&mut status, &cpu, &memory);
+        let sized = MemoryStatus {
+            guest_at_boot: quantity("64Mi"),
+            guest_current: quantity("64Mi"),
+            guest_requested: quantity("64Mi"),
+            memory_overhead: quantity("164Mi"),
+        };
+        assert_eq!(status.memory.as_ref(), Some(&sized));
+        assert_eq!(status.current_cpu_topology.as_ref().and_then(|cpu| cpu.sockets), Some(2));
+        size(&mut status, &cpu, &Memory { guest: 128 << 20, max_guest: 128 << 20, huge_page: None });
+        assert_eq!(status.memory, Some(sized));
     }
 }

@@ -63,6 +63,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         volumes: storage.volumes(),
         state: launcher::state(&instance, states.iter().map(AsRef::as_ref)),
         overhead: &overhead,
+        memory_overhead: instance.spec.overhead.map(|bytes| context.settings().overhead(bytes)),
         owner_exists,
         node: node.as_deref(),
         now: Context::now(),
@@ -189,6 +190,7 @@ async fn act(
     if let Some(event) = event::unresponsive(planned, instance) {
         context.record(API_VERSION, KIND, meta, &event);
     }
+    let unplugged = event::unplugged(volumes);
     let volumes = hotplug::patch(volumes, instance.status.volume_status.is_empty());
     let changes = match patch(instance, &desired, &released) {
         Some(Patch::Json(mut changes)) => {
@@ -199,6 +201,7 @@ async fn act(
         // Volumes come and go once an agent has the instance.
         other => other,
     };
+    let of_volumes = matches!(changes, Some(Patch::Json(_)));
     let written = match changes {
         None => Ok(()),
         Some(Patch::Merge(patch)) => {
@@ -208,11 +211,17 @@ async fn act(
             context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await.map(|_| ())
         }
     };
-    if let Err(error) = written
-        && !error.is_not_found()
-    {
-        tracing::debug!(vmi = %key, error = error.chain(), "cannot write the instance's status; retrying");
-        return Outcome::Retry;
+    match written {
+        Err(error) if !error.is_not_found() => {
+            tracing::debug!(vmi = %key, error = error.chain(), "cannot write the instance's status; retrying");
+            return Outcome::Retry;
+        }
+        Ok(()) if of_volumes => {
+            for event in &unplugged {
+                context.record(API_VERSION, KIND, meta, event);
+            }
+        }
+        Ok(()) | Err(_) => {}
     }
     match (retry, wait) {
         (true, _) => Outcome::Retry,

@@ -1,5 +1,6 @@
 //! Events of VirtualMachineInstances. Pure.
 
+use super::hotplug::Change;
 use super::plan::{Plan, Step};
 use super::status::CreateError;
 use crate::compute::event::Event;
@@ -29,6 +30,15 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
         }
         Step::CreateState | Step::Gate { .. } | Step::ConfirmPods | Step::Release(_) | Step::Wait(_) => None,
     }
+}
+
+/// The events of volumes whose entries are removed from the instance's status.
+pub(super) fn unplugged(changes: &[Change]) -> Vec<Event> {
+    let gone = changes.iter().filter_map(|change| match change {
+        Change::Remove(_, entry) => Some(&entry.name),
+        Change::Add(_) | Change::Set(..) | Change::Claim(..) => None,
+    });
+    gone.map(|name| Event::normal("VolumeUnplugged", format!("Volume {name} has been unplugged"))).collect()
 }
 
 /// The API server's refusal of a pod that the level of its namespace does not allow.
@@ -93,4 +103,19 @@ pub(super) fn unresponsive(plan: &Plan, instance: &Instance) -> Option<Event> {
         let message = format!("virt-handler on node {node} is not responsive, marking VMI as failed");
         Event::warning("NodeUnresponsive", message)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::VolumeEntry;
+
+    #[test]
+    fn a_volume_whose_entry_is_removed_is_unplugged() {
+        let entry = |name: &str| VolumeEntry { name: name.to_owned(), ..VolumeEntry::default() };
+        let changes = [Change::Set(0, entry("kept"), Box::default()), Change::Remove(1, entry("data"))];
+        let events = unplugged(&changes);
+        let shown: Vec<_> = events.iter().map(|event| (event.reason, event.message.as_str())).collect();
+        assert_eq!(shown, [("VolumeUnplugged", "Volume data has been unplugged")]);
+    }
 }

@@ -58,6 +58,9 @@ fn merge(instance: &Instance, desired: &Desired, released: &[&str]) -> Option<Va
         if let Some(class) = &placement.qos_class {
             status.insert("qosClass".into(), json!(class));
         }
+        if let Some(overhead) = &placement.memory_overhead {
+            status.insert("memory".into(), json!({"memoryOverhead": overhead}));
+        }
     }
     if !released.is_empty() {
         let kept = instance.metadata.finalizers.iter().filter(|one| !released.contains(&one.as_str()));

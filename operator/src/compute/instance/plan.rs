@@ -47,6 +47,8 @@ pub(in crate::compute) struct Observed<'a> {
     pub(in crate::compute) state: State<'a>,
     /// Filesystem overhead of claims, by StorageClass.
     pub(in crate::compute) overhead: &'a (dyn Fn(Option<&str>) -> Option<String> + Sync),
+    /// Bytes that are requested for its launcher in addition to the guest's memory, where that is known.
+    pub(in crate::compute) memory_overhead: Option<u64>,
     /// The VM that controls it exists.
     pub(in crate::compute) owner_exists: bool,
     /// The node that it was placed on.

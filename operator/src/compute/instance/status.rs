@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::kubevirt::VolumeStatus;
+use api::quantity;
+use api::resource::Quantity;
 use virt::status::pod as gate;
 
 use super::plan::{Observed, Phase, Plan, Storage};
@@ -54,6 +56,7 @@ pub(super) struct Placement {
     pub(super) volumes: Vec<VolumeStatus>,
     pub(super) image: Option<String>,
     pub(super) qos_class: Option<String>,
+    pub(super) memory_overhead: Option<Quantity>,
     pub(super) runtime_user: u32,
 }
 
@@ -107,6 +110,7 @@ fn place(observed: &Observed<'_>, pod: &Pod) -> Placement {
         interfaces,
         volumes: volumes::status(observed),
         image: Some(pod.spec.compute_image.clone()).filter(|image| !image.is_empty()),
+        memory_overhead: observed.memory_overhead.map(|bytes| Quantity(quantity::text(bytes))),
         qos_class: Some(pod.status.qos_class.clone()).filter(|class| !class.is_empty()),
         runtime_user: RUNTIME_USER,
     }

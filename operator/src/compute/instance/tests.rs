@@ -114,6 +114,7 @@ impl Scene {
         let observed = Observed {
             state: launcher::state(&instance, states.iter()),
             overhead: &overhead,
+            memory_overhead: instance.spec.overhead,
             instance: &instance,
             pods: pods.iter().collect(),
             attachments: attachments.iter().collect(),
@@ -453,6 +454,7 @@ fn failed_creation_keeps_the_phase() {
 #[test]
 fn a_start_takes_two_writes_before_the_agent_and_one_after() {
     let mut current = instance("Pending");
+    current["spec"]["domain"] = json!({"memory": {"guest": "1Gi"}, "devices": {}});
     let mut writes = 0;
     let mut pods: Vec<Value> = Vec::new();
     let pending = || pod("Pending", false);
@@ -477,6 +479,7 @@ fn a_start_takes_two_writes_before_the_agent_and_one_after() {
     assert_eq!(current["status"]["activePods"], json!({"p": "node-1"}));
     assert_eq!(current["status"]["interfaces"][0]["ipAddresses"], json!(["10.0.0.5", "fd00::5"]));
     assert_eq!(current["status"]["runtimeUser"], 107);
+    assert_eq!(current["status"]["memory"], json!({"memoryOverhead": "164Mi"}));
     current["status"]["phase"] = json!("Running");
     let write = Scene::new(current, &pods)
         .with(|observed, plan| patch(observed.instance, &status(observed, plan, None), &[]));

@@ -104,6 +104,13 @@ pub(super) struct Settings {
     pub(super) expand_all: bool,
 }
 
+impl Settings {
+    /// The overhead in bytes that is requested for a guest which needs this many under KVM.
+    pub(super) fn overhead(&self, bytes: u64) -> u64 {
+        virt::overhead::scaled(bytes, self.emulation, self.overhead_percent)
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {

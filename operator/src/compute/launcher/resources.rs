@@ -3,56 +3,9 @@
 use api::kubevirt::VirtualMachineInstanceSpec;
 use api::quantity;
 use serde_json::{Map, Value, json};
+use virt::overhead;
 
 use super::{AutoLimits, Settings, Unsupported};
-
-const MIB: u64 = 1 << 20;
-/// virt-launcher with libvirt embedded, and the pages that it shares.
-const LAUNCHER: u64 = 64 * MIB;
-/// QEMU itself.
-const QEMU: u64 = 50 * MIB;
-/// QEMU for each vCPU.
-const VCPU: u64 = 8 * MIB;
-/// I/O threads.
-const IO_THREADS: u64 = 8 * MIB;
-/// A screen.
-const GRAPHICS: u64 = 32 * MIB;
-/// The emulator of a TPM.
-const TPM: u64 = 53 * MIB;
-/// Code that QEMU translates without KVM.
-const TRANSLATION: u64 = 128 * MIB;
-/// Pages of the guest for each page of tables.
-const PAGE_TABLES: u64 = 512;
-
-/// vCPUs at the start.
-pub(super) fn vcpus(spec: &VirtualMachineInstanceSpec) -> u64 {
-    let topology = spec.domain.cpu.as_ref();
-    let given = topology.is_some_and(|cpu| cpu.sockets.or(cpu.cores).or(cpu.threads).is_some());
-    if given {
-        let of = |count: Option<u32>| u64::from(count.unwrap_or(1));
-        return topology.map_or(1, |cpu| of(cpu.sockets) * of(cpu.cores) * of(cpu.threads));
-    }
-    let resources = spec.domain.resources.as_ref();
-    let cpu = resources.and_then(|resources| resources.limits.get("cpu").or(resources.requests.get("cpu")));
-    cpu.and_then(|cpu| cpu.bytes().ok()).unwrap_or(1).max(1)
-}
-
-/// Bytes that QEMU and the launcher need in addition to the guest's memory.
-pub(super) fn overhead(spec: &VirtualMachineInstanceSpec, memory: u64, settings: &Settings) -> u64 {
-    let devices = &spec.domain.devices;
-    let mut bytes = memory / PAGE_TABLES + LAUNCHER + QEMU + VCPU * vcpus(spec) + IO_THREADS;
-    if devices.autoattach_graphics_device != Some(false) {
-        bytes += GRAPHICS;
-    }
-    if devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled != Some(false)) {
-        bytes += TPM;
-    }
-    if settings.emulation {
-        bytes += TRANSLATION;
-    }
-    // The ratio is 100 at most, so this has room for any guest.
-    bytes.saturating_mul(u64::from(settings.overhead_percent)) / 100
-}
 
 /// Memory of the guest in bytes.
 fn guest_memory(spec: &VirtualMachineInstanceSpec) -> Result<u64, Unsupported> {
@@ -79,7 +32,7 @@ pub(super) fn compute(
     automatic: AutoLimits,
 ) -> Result<Value, Unsupported> {
     let guest = guest_memory(spec)?;
-    let beside = overhead(spec, guest, settings);
+    let beside = settings.overhead(overhead::bytes(&spec.domain, guest));
     let given = |list: &str, name: &str| raw.pointer(&format!("/domain/resources/{list}/{name}"));
     let bytes = |list: &str, name: &str| -> Result<Option<u64>, Unsupported> {
         let Some(value) = given(list, name) else { return Ok(None) };
@@ -116,7 +69,7 @@ pub(super) fn compute(
         limits.insert("memory".into(), json!(limit.to_string()));
     }
 
-    let count = vcpus(spec);
+    let count = overhead::vcpus(&spec.domain);
     if dedicated {
         let emulator = u64::from(raw.pointer("/domain/cpu/isolateEmulatorThread") == Some(&json!(true)));
         let cpus = json!((count + emulator).to_string());

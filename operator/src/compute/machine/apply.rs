@@ -17,7 +17,7 @@ use crate::compute::caches::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, REVISION
 use crate::compute::context::Context;
 use crate::flavor;
 use crate::storage::clone::cloned::needs_no_source;
-use crate::view::{Instance, Machine, Meta, condition};
+use crate::view::{Instance, Machine, Meta, Revision, condition};
 
 const API_VERSION: &str = "kubevirt.io/v1";
 const KIND: &str = "VirtualMachine";
@@ -125,6 +125,9 @@ async fn act(
         Step::RemoveFinalizer => {
             client.merge_patch::<IgnoredAny>(MACHINES, &key, &without_finalizer(meta)).await?;
         }
+        Step::DropRevision(name) => {
+            client.delete(REVISIONS, &Key::new(&meta.namespace, name), &Delete::default()).await?;
+        }
         Step::ReleaseInstance => {
             if let Some(instance) = observed.own_instance() {
                 let patch = without_finalizer(&instance.metadata);
@@ -209,7 +212,8 @@ async fn act(
     Ok(())
 }
 
-/// Stores what a VM refers to in a revision, and names that in its status. A VM that names a revision itself keeps that.
+/// Stores what a VM refers to in a revision, and names that in its status in place of the one before, which is deleted. A VM
+/// that names a revision itself keeps that.
 async fn keep_flavor(context: &Context, observed: &Observed<'_>, which: Which) -> cluster::Result<()> {
     let machine = observed.machine;
     let meta = &machine.metadata;
@@ -242,13 +246,32 @@ async fn keep_flavor(context: &Context, observed: &Observed<'_>, which: Which) -
     let kept = FlavorStatus {
         name: reference.name.clone(),
         kind: reference.kind.clone(),
-        controller_revision_ref: Some(ControllerRevisionReference { name: Some(name) }),
+        controller_revision_ref: Some(ControllerRevisionReference { name: Some(name.clone()) }),
         ..FlavorStatus::default()
     };
     let field = format!("{}Ref", which.field());
     let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": {field: kept}});
     let key = Key::new(&meta.namespace, &meta.name);
     context.client.merge_patch::<IgnoredAny>(MACHINES.sub("status"), &key, &patch).await?;
+    let before =
+        machine.flavor(which).1.and_then(|kept| kept.controller_revision_ref.as_ref()?.name.as_deref());
+    if let Some(before) = before.filter(|before| *before != name)
+        && let Err(error) = drop_flavor(context, meta, before).await
+    {
+        // The step is done, and is not repeated for this.
+        tracing::debug!(vm = %key, revision = before, error = error.chain(), "cannot delete the replaced revision");
+    }
+    Ok(())
+}
+
+/// Deletes a revision that the VM owns; one that a user made stays.
+async fn drop_flavor(context: &Context, meta: &Meta, name: &str) -> cluster::Result<()> {
+    let key = Key::new(&meta.namespace, name);
+    let found: Option<Revision> = context.client.find(REVISIONS, &key).await?;
+    let own = |found: &Revision| found.metadata.controller().is_some_and(|owner| owner.uid == meta.uid);
+    if let Some(found) = found.filter(own) {
+        context.client.delete(REVISIONS, &key, &Delete::default().uid(&found.metadata.uid)).await?;
+    }
     Ok(())
 }
 

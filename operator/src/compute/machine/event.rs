@@ -28,6 +28,7 @@ pub(super) fn done(step: &Step, observed: &Observed<'_>) -> Option<Event> {
         }
         Step::AddFinalizer
         | Step::RemoveFinalizer
+        | Step::DropRevision(_)
         | Step::ReleaseInstance
         | Step::KeepFlavor(_)
         | Step::Expand
@@ -85,6 +86,7 @@ pub(super) fn failed(step: &Step, error: &str, denied: bool) -> (Failure, Option
         }
         Step::AddFinalizer
         | Step::RemoveFinalizer
+        | Step::DropRevision(_)
         | Step::ReleaseInstance
         | Step::Expand
         | Step::QueueStart

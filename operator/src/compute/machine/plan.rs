@@ -1,7 +1,7 @@
 //! Steps of a VirtualMachine, from what is wanted and what was observed. Pure; each step can be repeated.
 //!
 //! ```text
-//! no instance ──CreateInstance──► instance ──DeleteInstance──► deleting ──ReleaseInstance──► no instance
+//! no instance ──CreateInstance──► instance ──DeleteInstance──► deleting ──DropRevision, ReleaseInstance──► no instance
 //! ```
 //! When there is an instance is decided by [`virt::machine`], for the single machine too. Here: finalizers, what is
 //! refused, and DataVolumes one by one. Not here: the status.
@@ -9,6 +9,8 @@
 use std::collections::BTreeSet;
 
 use super::super::volumes::{Readiness, Volume};
+use super::render::revision_name;
+use super::status::of_generation;
 use crate::compute::clock;
 use crate::view::{Instance, Machine};
 use api::kubevirt::StateChangeRequest;
@@ -57,6 +59,8 @@ pub(super) enum Step {
     CreateInstance { paused: bool },
     /// Delete the instance.
     DeleteInstance,
+    /// Delete the ControllerRevision of this name, which an instance that ended was started from.
+    DropRevision(String),
     /// Remove the VM's finalizer from the instance.
     ReleaseInstance,
     /// Append a start request to the status.
@@ -269,12 +273,18 @@ fn deletion(observed: &Observed<'_>) -> Vec<Step> {
     }
 }
 
-/// An instance that ended is let go.
+/// An instance that ended is let go, after the revision of its start. Those of a deleted VM are garbage collected.
 fn release(observed: &Observed<'_>, instance: &Instance) -> Vec<Step> {
+    let machine = &observed.machine.metadata;
     let ready = instance.metadata.has_finalizer(FINALIZER)
         && instance.is_final()
-        && (!uncounted(observed) || observed.machine.metadata.deleting());
-    if ready { vec![Step::ReleaseInstance] } else { Vec::new() }
+        && (!uncounted(observed) || machine.deleting());
+    if !ready {
+        return Vec::new();
+    }
+    let started = of_generation(instance).filter(|_| !machine.deleting());
+    let revision = started.map(|generation| Step::DropRevision(revision_name(&machine.uid, generation)));
+    revision.into_iter().chain([Step::ReleaseInstance]).collect()
 }
 
 /// Whether the instance is a failed start that the status is to count and does not count yet.

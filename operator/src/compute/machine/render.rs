@@ -59,6 +59,7 @@ pub(super) fn instance(machine: &Value, paused: bool) -> Value {
             "finalizers": [instance::FINALIZER, FINALIZER],
         },
         "spec": spec,
+        "status": {"virtualMachineRevisionName": revision_name(uid(machine), generation)},
     })
 }
 
@@ -203,6 +204,8 @@ mod tests {
         assert_eq!(one["metadata"]["finalizers"].as_array().map(Vec::len), Some(2));
         assert_eq!(one["metadata"]["ownerReferences"][0]["controller"], true);
         assert_eq!(one["spec"]["domain"]["firmware"]["uuid"], "6a1a24a1-4061-4607-8bf4-a3963d0c5895");
+        let kept = revision(&machine())["metadata"]["name"].clone();
+        assert_eq!(one["status"], json!({"virtualMachineRevisionName": kept}));
         assert_eq!(one.pointer("/spec/startStrategy"), None);
         assert_eq!(instance(&machine(), true)["spec"]["startStrategy"], "Paused");
     }

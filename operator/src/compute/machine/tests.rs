@@ -21,6 +21,8 @@ struct World {
     machine: Value,
     instance: Option<Value>,
     data_volume: Option<Value>,
+    /// Names of the revisions of starts.
+    revisions: BTreeSet<String>,
     now: u64,
     starts: u32,
     /// Words of printableStatus and events, in order.
@@ -39,6 +41,7 @@ impl World {
             machine,
             instance: None,
             data_volume: None,
+            revisions: BTreeSet::new(),
             now: 1000,
             starts: 0,
             log: Vec::new(),
@@ -119,6 +122,8 @@ impl World {
             }
             Step::CreateInstance { paused } => {
                 self.starts += 1;
+                let revision = render::revision(&self.machine);
+                self.revisions.insert(revision["metadata"]["name"].as_str().unwrap().to_owned());
                 let mut instance = render::instance(&self.machine, *paused);
                 instance["metadata"]["uid"] = json!(format!("instance-{}", self.starts));
                 instance["status"] = json!({"phase": "Pending"});
@@ -139,6 +144,9 @@ impl World {
                 for which in Which::BOTH {
                     self.machine["spec"].as_object_mut().unwrap().remove(which.field());
                 }
+            }
+            Step::DropRevision(name) => {
+                assert!(self.revisions.remove(name), "{name} of {:?}", self.revisions)
             }
             // The instance controller has removed its own finalizer.
             Step::ReleaseInstance => self.instance = None,
@@ -362,6 +370,30 @@ fn halting_and_starting_again_keeps_one_instance_at_a_time() {
     assert_eq!(world.machine["spec"]["runStrategy"], "Always");
     assert_eq!(world.starts, 2);
     assert_eq!(world.instance.as_ref().unwrap()["spec"]["startStrategy"], "Paused");
+}
+
+#[test]
+fn revision_of_a_start_lives_as_long_as_its_instance() {
+    let mut world = World::new("Always");
+    let name = |generation: u64| render::revision_name(VM_UID, generation);
+    for cycle in 1..=3 {
+        world.run();
+        assert_eq!(world.revisions, BTreeSet::from([name(2 * cycle - 1)]));
+        world.machine["metadata"]["generation"] = json!(2 * cycle);
+        world.strategy("Halted");
+        assert_eq!(world.revisions, BTreeSet::from([name(2 * cycle - 1)]), "the guest is being shut down");
+        world.phase("Succeeded");
+        assert_eq!(world.revisions, BTreeSet::new());
+        world.machine["metadata"]["generation"] = json!(2 * cycle + 1);
+        world.strategy("Always");
+    }
+    // A restart of the same generation stores it again.
+    world.run().phase("Succeeded");
+    assert_eq!((world.starts, &world.revisions), (5, &BTreeSet::from([name(7)])));
+    // Those of a deleted VM are garbage collected.
+    world.run().delete().phase("Succeeded");
+    assert!(world.instance.is_none());
+    assert_eq!(world.revisions, BTreeSet::from([name(7)]));
 }
 
 #[test]

@@ -45,6 +45,7 @@ fn leads_to_instance(step: &Step) -> bool {
         Step::AddFinalizer
         | Step::RemoveFinalizer
         | Step::DeleteInstance
+        | Step::DropRevision(_)
         | Step::ReleaseInstance
         | Step::Expand
         | Step::QueueStart
@@ -71,6 +72,7 @@ fn next(observed: &Observed<'_>, step: &Step, failed: bool) -> Option<String> {
         Step::RunAlways => "A start is requested: the run strategy becomes Always.".to_owned(),
         Step::AddFinalizer
         | Step::RemoveFinalizer
+        | Step::DropRevision(_)
         | Step::ReleaseInstance
         | Step::Expand
         | Step::QueueStart

@@ -2,19 +2,19 @@
 
 use serve::metrics::{Kind, Page};
 
+use super::NONE;
+use crate::compute::launcher::Settings;
 use crate::view::{GuestOs, Instance, condition};
 
-/// Stands for what is not known.
-const NONE: &str = "<none>";
-
-/// Adds the metrics of all instances. `image` is that of launchers which start now, `pod` has the name of the pod that runs
-/// one.
+/// Adds the metrics of all instances. `settings` are those of launchers which start now, `pod` has the name of the pod that
+/// runs one.
 pub(in crate::compute) fn write<'a>(
     page: &mut Page,
     instances: &(impl Iterator<Item = &'a Instance> + Clone),
-    image: &str,
+    settings: &Settings,
     pod: impl Fn(&Instance) -> Option<String>,
 ) {
+    let image = settings.image.as_str();
     page.begin("kubevirt_vmi_info", Kind::Gauge, "Information about VirtualMachineInstances.");
     for instance in instances.clone() {
         let (meta, status) = (&instance.metadata, &instance.status);
@@ -58,6 +58,14 @@ pub(in crate::compute) fn write<'a>(
         let labels = [("node", node), ("namespace", meta.namespace.as_str()), ("name", meta.name.as_str())];
         page.sample(name, &labels, u8::from(is_stuck(instance)));
     }
+    let name = "kubevirt_vmi_launcher_memory_overhead_bytes";
+    page.begin(name, Kind::Gauge, "Estimation of the memory that QEMU and the launcher of a VMI need.");
+    for instance in instances.clone() {
+        let Some(bytes) = instance.spec.overhead else { continue };
+        let labels =
+            [("namespace", instance.metadata.namespace.as_str()), ("name", instance.metadata.name.as_str())];
+        page.sample(name, &labels, settings.overhead(bytes));
+    }
     let help = "Instances with a launcher of another release than those that start now.";
     let outdated = instances.clone().filter(|instance| is_outdated(instance, image)).count();
     page.single("kubevirt_vmi_number_of_outdated", Kind::Gauge, help, outdated);
@@ -87,7 +95,7 @@ mod tests {
         let instance: Instance = serde_json::from_value(json!({
             "metadata": {"name": "a", "namespace": "n", "annotations": {
                 "kubevirt.io/cluster-instancetype-name": "u1.small", "vm.kubevirt.io/os": "debian"}},
-            "spec": {"evictionStrategy": "LiveMigrate", "domain": {}},
+            "spec": {"evictionStrategy": "LiveMigrate", "domain": {"memory": {"guest": "1Gi"}, "devices": {}}},
             "status": {
                 "phase": "Running",
                 "nodeName": "one",
@@ -99,7 +107,8 @@ mod tests {
         .unwrap();
         let page_of = |image: &str| {
             let mut page = Page::default();
-            write(&mut page, &[instance.clone()].iter(), image, |_| Some("virt-launcher-a-x".to_owned()));
+            let settings = Settings { image: image.to_owned(), overhead_percent: 200, ..Settings::default() };
+            write(&mut page, &[instance.clone()].iter(), &settings, |_| Some("virt-launcher-a-x".to_owned()));
             page.text()
         };
         let text = page_of("launcher:2");
@@ -112,6 +121,7 @@ mod tests {
             r#"workload="<none>",flavor="<none>",instance_type="u1.small",preference="<none>","#,
             r#"guest_os_arch="x86_64",guest_os_name="Debian GNU/Linux",guest_os_version_id="12","#,
             r#"evictable="false",outdated="false",vmi_pod="virt-launcher-a-x"} 1"#,
+            r#"kubevirt_vmi_launcher_memory_overhead_bytes{namespace="n",name="a"} 343932928"#,
             r#"kubevirt_vmi_non_evictable{node="one",namespace="n",name="a"} 1"#,
         ] {
             assert!(text.contains(part), "{part}\n{text}");

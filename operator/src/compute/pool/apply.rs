@@ -12,7 +12,7 @@ use crate::compute::caches::{DATA_VOLUMES, INSTANCES, MACHINES, POOLS, REVISIONS
 use crate::compute::context::Context;
 use crate::compute::event::Event;
 use crate::compute::members::{self, Failure};
-use crate::view::{Pool, selector_text};
+use crate::view::{Pool, Revision, selector_text};
 
 const API_VERSION: &str = "pool.kubevirt.io/v1beta1";
 const KIND: &str = "VirtualMachinePool";
@@ -47,6 +47,12 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
             return Outcome::Retry;
         }
     };
+    if planned.gives_template()
+        && let Err(error) = store(context, &pool, &members, &whole).await
+    {
+        tracing::debug!(pool = %key, error = error.chain(), "cannot store the pool's template; retrying");
+        return Outcome::Retry;
+    }
     let mut failure = planned.failure;
     let mut failed = false;
     for step in &planned.steps {
@@ -108,46 +114,46 @@ async fn decide(
     Ok(plan(pool, members, templates, &selected, now))
 }
 
-/// The whole pool, and the names of older revisions that its members have with the same template. The current revision is
-/// stored first. `None`: the pool changed since it was observed.
+/// The whole pool, and the names of older revisions that its members have with the same template. `None`: the pool changed
+/// since it was observed.
 async fn templates(
     context: &Context,
     pool: &Pool,
     members: &[Member<'_>],
 ) -> cluster::Result<Option<(Value, Vec<String>)>> {
     let Some(whole) = context.whole(POOLS, &pool.metadata).await? else { return Ok(None) };
-    if pool.metadata.deleting() {
-        return Ok(Some((whole, Vec::new())));
-    }
-    let current = plan::revision(pool);
-    let of = |labels: &crate::view::Meta| labels.label(plan::REVISION).map(str::to_owned);
-    let mut names: Vec<String> = members
-        .iter()
-        .flat_map(|member| [of(&member.machine.metadata), member.instance.and_then(|one| of(&one.metadata))])
-        .flatten()
-        .filter(|name| *name != current)
-        .collect();
-    names.sort_unstable();
-    names.dedup();
     let mut same = Vec::new();
-    for name in names {
-        let key = Key::new(&pool.metadata.namespace, &name);
+    if pool.metadata.deleting() {
+        return Ok(Some((whole, same)));
+    }
+    for name in plan::older(pool, members) {
+        let key = Key::new(&pool.metadata.namespace, name);
         let revision: Option<Value> = context.client.find_cached(REVISIONS, &key).await?;
         if revision.is_some_and(|revision| render::is_same(&whole, &revision)) {
-            same.push(name);
+            same.push(name.to_owned());
         }
     }
-    let up_to_date = !members.is_empty()
-        && members.iter().all(|member| {
-            of(&member.machine.metadata).is_some_and(|name| name == current || same.contains(&name))
-        });
-    if !up_to_date {
-        let revision = render::revision(&whole, &current);
-        let created =
-            context.client.create::<IgnoredAny>(REVISIONS, &pool.metadata.namespace, &revision).await;
-        existing_is_fine(created)?;
-    }
     Ok(Some((whole, same)))
+}
+
+/// Stores the pool's template in a revision. With a new one, revisions that no member has are deleted.
+async fn store(context: &Context, pool: &Pool, members: &[Member<'_>], whole: &Value) -> cluster::Result<()> {
+    let (client, namespace) = (&context.client, &pool.metadata.namespace);
+    let revision = render::revision(whole, &plan::revision(pool));
+    match client.create::<IgnoredAny>(REVISIONS, namespace, &revision).await {
+        Ok(_) => {}
+        Err(error) if error.is_already_exists() => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let scope = Scope::all().namespace(namespace).labels(plan::REVISION);
+    for kept in client.list::<Revision>(REVISIONS, &scope).await? {
+        let meta = &kept.metadata;
+        if plan::is_unused(pool, members, meta) {
+            let key = Key::new(namespace, &meta.name);
+            client.delete(REVISIONS, &key, &Delete::default().uid(&meta.uid)).await?;
+        }
+    }
+    Ok(())
 }
 
 fn existing_is_fine<T>(created: cluster::Result<T>) -> cluster::Result<()> {

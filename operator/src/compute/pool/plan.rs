@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::compute::clock;
 use crate::compute::members::{BURST, Failure, free};
-use crate::view::{self, Instance, Machine, Pool};
+use crate::view::{self, Instance, Machine, Meta, Pool};
 
 /// VMs where the spec gives no number.
 const REPLICAS: u32 = 1;
@@ -57,6 +57,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Whether it has steps that give VMs the current template: they name the revision that keeps it.
+    pub(super) fn gives_template(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Create(_) | Step::Update(_)))
+    }
+
     /// Whether it has steps for VMs that selectors choose among.
     pub(super) fn chooses(&self) -> bool {
         self.steps.iter().any(|step| !matches!(step, Step::Create(_)))
@@ -103,6 +108,23 @@ pub(super) fn number(pool: &str, name: &str) -> Option<u64> {
 /// Name of the revision of a pool's template.
 pub(super) fn revision(pool: &Pool) -> String {
     format!("{}-{}", pool.metadata.name, pool.metadata.generation)
+}
+
+/// Names of the revisions that VMs and their instances have, other than the current one.
+pub(super) fn older<'a>(pool: &Pool, members: &[Member<'a>]) -> BTreeSet<&'a str> {
+    let current = revision(pool);
+    let labels = members.iter().flat_map(|member| {
+        let instance = member.instance.and_then(|one| one.metadata.label(REVISION));
+        [member.machine.metadata.label(REVISION), instance]
+    });
+    labels.flatten().filter(|name| *name != current).collect()
+}
+
+/// Whether an object is a revision of the pool that is neither the current one nor a member's.
+pub(super) fn is_unused(pool: &Pool, members: &[Member<'_>], kept: &Meta) -> bool {
+    kept.controller().is_some_and(|owner| owner.uid == pool.metadata.uid)
+        && kept.name != revision(pool)
+        && !older(pool, members).contains(kept.name.as_str())
 }
 
 /// VMs that count, and those of them that are ready.
@@ -459,7 +481,34 @@ mod tests {
         let machine = machine(0, "p-1", true);
         let members = [Member { machine: &machine, instance: None }];
         let scaled = pool(json!({"replicas": 1}));
-        assert_eq!(plan(&scaled, &members, &["p-1".to_owned()], &Selected::default(), 0), Plan::default());
+        let decided = |pool: &Pool| plan(pool, &members, &["p-1".to_owned()], &Selected::default(), 0);
+        assert_eq!(decided(&scaled), Plan::default());
+        assert!(!decided(&scaled).gives_template());
+        // A VM that is created names the current revision, which is stored for it.
+        assert!(decided(&pool(json!({"replicas": 2}))).gives_template());
+    }
+
+    #[test]
+    fn revisions_that_no_member_has_are_unused() {
+        let (machine, instance) = (machine(0, "p-1", true), instance(0, "p-0"));
+        let members = [Member { machine: &machine, instance: Some(&instance) }];
+        let pool = pool(json!({"replicas": 1}));
+        assert_eq!(older(&pool, &members), BTreeSet::from(["p-0", "p-1"]));
+        let unused = |name: &str, owner: &str| {
+            let owner = json!({"kind": "VirtualMachinePool", "name": "p", "uid": owner, "controller": true});
+            let kept: Meta =
+                serde_json::from_value(json!({"name": name, "ownerReferences": [owner]})).unwrap();
+            is_unused(&pool, &members, &kept)
+        };
+        for (name, owner, expected) in [
+            ("p-7", "u", true),
+            ("p-7", "another", false),
+            ("p-0", "u", false),
+            ("p-1", "u", false),
+            ("p-2", "u", false),
+        ] {
+            assert_eq!(unused(name, owner), expected, "{name} of {owner}");
+        }
     }
 
     #[test]

@@ -88,7 +88,13 @@ pub(super) fn revision(pool: &Value, name: &str) -> Value {
     json!({
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
-        "metadata": {"name": name, "namespace": pool["metadata"]["namespace"], "ownerReferences": owner(pool)},
+        "metadata": {
+            "name": name,
+            "namespace": pool["metadata"]["namespace"],
+            // By it, revisions of pools are listed among those of VMs.
+            "labels": {REVISION: name},
+            "ownerReferences": owner(pool),
+        },
         "data": {"virtualMachineTemplate": pool["spec"]["virtualMachineTemplate"], "nameGeneration": pool["spec"]["nameGeneration"]},
         "revision": pool["metadata"]["generation"].as_u64().unwrap_or(0),
     })
@@ -149,6 +155,7 @@ mod tests {
         assert_eq!(volumes[3]["secret"]["secretName"], "secret");
         assert_eq!(machine["spec"]["template"]["metadata"]["labels"][REVISION], "p-3");
         let kept = revision(&pool, "p-3");
+        assert_eq!(kept["metadata"]["labels"], json!({REVISION: "p-3"}));
         assert!(is_same(&pool, &kept));
         let mut other = pool;
         other["spec"]["virtualMachineTemplate"]["metadata"]["labels"]["a"] = json!("c");

@@ -25,6 +25,16 @@ pub(super) struct Record {
     pub(super) reason: Option<&'static str>,
 }
 
+/// The subject of an alert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    Platform,
+    /// A guest: its series have the labels `name` and `namespace`.
+    Guest,
+    /// A client of the API.
+    Client,
+}
+
 /// An alert.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alert {
@@ -34,8 +44,9 @@ pub(super) struct Alert {
     pub(super) duration: &'static str,
     pub(super) severity: &'static str,
     pub(super) summary: &'static str,
-    /// Whether it is about the platform, not about a guest or a client of the API.
-    pub(super) platform: bool,
+    /// Template of a text with the labels of the series.
+    pub(super) description: Option<&'static str>,
+    pub(super) subject: Subject,
     /// Whether upstream has the alert, and a page about it.
     pub(super) upstream: bool,
 }
@@ -51,12 +62,26 @@ const fn alert(
     severity: &'static str,
     summary: &'static str,
 ) -> Alert {
-    Alert { name, expression, duration, severity, summary, platform: true, upstream: true }
+    Alert {
+        name,
+        expression,
+        duration,
+        severity,
+        summary,
+        description: None,
+        subject: Subject::Platform,
+        upstream: true,
+    }
 }
 
-/// An alert about a guest, or about a client of the API.
-const fn of_guest(alert: Alert) -> Alert {
-    Alert { platform: false, ..alert }
+/// An alert about a guest.
+const fn of_guest(alert: Alert, description: &'static str) -> Alert {
+    Alert { subject: Subject::Guest, description: Some(description), ..alert }
+}
+
+/// An alert about a client of the API.
+const fn of_client(alert: Alert, description: &'static str) -> Alert {
+    Alert { subject: Subject::Client, description: Some(description), ..alert }
 }
 
 /// An alert that upstream does not have.
@@ -105,7 +130,7 @@ pub(super) const ALL: [Rules; 6] = [
 ];
 
 /// Records of VMs.
-const KUBEVIRT_RECORDS: [Record; 41] = [
+const KUBEVIRT_RECORDS: [Record; 42] = [
     record("kubevirt_virt_api_up", "sum(up{namespace='NS', pod=~'ferrovirt-operator-.*'}) or vector(0)"),
     record(
         "cluster:kubevirt_virt_api_up:sum",
@@ -210,6 +235,10 @@ const KUBEVIRT_RECORDS: [Record; 41] = [
         "group by (group, version, resource, subresource) (apiserver_requested_deprecated_apis{group='kubevirt.io'}) * on (group, version, resource, subresource) group_right() sum by (group, version, resource, subresource, verb) (apiserver_request_total)",
     ),
     record(
+        "kubevirt_vm_created_total",
+        "sum by (namespace) (kubevirt_vm_created_by_pod_total{namespace!=''})",
+    ),
+    record(
         "kubevirt_vmi_memory_used_bytes",
         "kubevirt_vmi_memory_available_bytes - kubevirt_vmi_memory_usable_bytes",
     ),
@@ -263,7 +292,7 @@ const KUBEVIRT_RECORDS: [Record; 41] = [
 ];
 
 /// Alerts of VMs.
-const KUBEVIRT_ALERTS: [Alert; 15] = [
+const KUBEVIRT_ALERTS: [Alert; 26] = [
     alert(
         "VirtAPIDown",
         "kubevirt_virt_api_up == 0",
@@ -321,48 +350,149 @@ const KUBEVIRT_ALERTS: [Alert; 15] = [
         "warning",
         "VMs run by launchers of another release a day after an upgrade.",
     ),
-    of_guest(alert(
-        "VMCannotBeEvicted",
-        "kubevirt_vmi_non_evictable * on (name, namespace) group_left() topk by (name, namespace) (1, kubevirt_vmi_info{phase='running'}) == 1",
-        "1m",
+    alert(
+        "LowVirtAPICount",
+        "kubevirt_allocatable_nodes > 1 and kubevirt_virt_api_up < 2",
+        "60m",
         "warning",
-        "A VM that is to be migrated when its node is drained cannot be migrated.",
-    )),
-    of_guest(alert(
-        "VirtualMachineStuckInUnhealthyState",
-        "sum by (name, namespace, status) (kubevirt_vm_info{status=~'provisioning|starting|terminating'} == 1 or kubevirt_vm_info{status_group='error'} == 1) unless on (name, namespace) kubevirt_vmi_info",
+        "One replica of the operator serves the API, in a cluster with several nodes.",
+    ),
+    alert(
+        "LowVirtControllersCount",
+        "kubevirt_allocatable_nodes > 1 and kubevirt_virt_controller_ready < 2",
         "10m",
         "warning",
-        "A VM without an instance neither starts nor ends.",
-    )),
-    of_guest(alert(
-        "VirtualMachineStuckOnNode",
-        "sum by (name, namespace, status, node) ((kubevirt_vm_info{status=~'starting|stopping|terminating'} == 1 or (kubevirt_vm_info{status_group='error'} == 1 and on (name, namespace) kubevirt_vmi_info{phase=~'scheduled|running'})) * on (name, namespace) group_left(node) topk by (name, namespace) (1, kubevirt_vmi_info{phase=~'scheduled|running'}))",
+        "Fewer than two replicas of the operator are ready to run its controllers, in a cluster with several nodes.",
+    ),
+    alert(
+        "LowReadyVirtControllersCount",
+        "kubevirt_virt_controller_ready < cluster:kubevirt_virt_controller_pods_running:count",
+        "10m",
+        "warning",
+        "A replica of the operator runs and is not ready to run its controllers.",
+    ),
+    alert(
+        "LowVirtOperatorCount",
+        "kubevirt_allocatable_nodes > 1 and kubevirt_virt_operator_up < 2",
+        "60m",
+        "warning",
+        "One replica of the operator runs, in a cluster with several nodes.",
+    ),
+    alert(
+        "LowReadyVirtOperatorsCount",
+        "kubevirt_virt_operator_ready < cluster:kubevirt_virt_operator_pods_running:count",
+        "10m",
+        "warning",
+        "A replica of the operator runs and is not ready.",
+    ),
+    alert(
+        "NoReadyVirtOperator",
+        "kubevirt_virt_operator_ready == 0",
+        "10m",
+        "critical",
+        "No replica of the operator is ready.",
+    ),
+    alert(
+        "NoLeadingVirtOperator",
+        "kubevirt_virt_operator_leading == 0",
+        "10m",
+        "critical",
+        "No replica of the operator leads.",
+    ),
+    alert(
+        "KubeVirtNoAvailableNodesToRunVMs",
+        "(kubevirt_nodes_with_kvm == 0 and (sum(kubevirt_configuration_emulation_enabled) or on () vector(0)) == 0) or cluster:kubevirt_virt_handler_ready:sum == 0 or count(kube_node_spec_unschedulable) == sum(kube_node_spec_unschedulable)",
         "5m",
         "warning",
-        "A VM on a node neither starts nor ends.",
-    )),
-    of_guest(alert(
-        "GuestFilesystemAlmostOutOfSpace",
-        "100 * kubevirt_vmi_filesystem_used_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} / kubevirt_vmi_filesystem_capacity_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} >= 85 < 95",
+        "No node can run VMs.",
+    ),
+    alert(
+        "VirtLauncherPodsStuckFailed",
+        "sum by (namespace) (kube_pod_status_phase{phase='Failed', pod=~'virt-launcher-.*'}) >= 200",
         "10m",
-        "warning",
-        "A filesystem of a guest is more than 85 % full.",
-    )),
-    of_guest(alert(
-        "GuestFilesystemAlmostOutOfSpace",
-        "100 * kubevirt_vmi_filesystem_used_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} / kubevirt_vmi_filesystem_capacity_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} >= 95",
-        "0m",
         "critical",
-        "A filesystem of a guest is more than 95 % full.",
-    )),
-    of_guest(alert(
-        "KubeVirtDeprecatedAPIRequested",
-        "sum by (resource, group, version) (round(increase(kubevirt_api_request_deprecated_total{verb!~'LIST|WATCH'}[10m])) > 0 and kubevirt_api_request_deprecated_total{verb!~'LIST|WATCH'})",
-        "0m",
-        "info",
-        "A client uses a deprecated version of the API.",
-    )),
+        "At least 200 launcher pods of a namespace have failed and are not deleted.",
+    ),
+    of_guest(
+        alert(
+            "VMCannotBeEvicted",
+            "kubevirt_vmi_non_evictable * on (name, namespace) group_left() topk by (name, namespace) (1, kubevirt_vmi_info{phase='running'}) == 1",
+            "1m",
+            "warning",
+            "A VM that is to be migrated when its node is drained cannot be migrated.",
+        ),
+        "VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} on node {{ $labels.node }} has the eviction strategy LiveMigrate and cannot be migrated.",
+    ),
+    of_guest(
+        alert(
+            "VirtualMachineStuckInUnhealthyState",
+            "sum by (name, namespace, status) (kubevirt_vm_info{status=~'provisioning|starting|terminating'} == 1 or kubevirt_vm_info{status_group='error'} == 1) unless on (name, namespace) kubevirt_vmi_info",
+            "10m",
+            "warning",
+            "A VM without an instance neither starts nor ends.",
+        ),
+        "VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} has been {{ $labels.status }} for more than 10 minutes.",
+    ),
+    of_guest(
+        alert(
+            "VirtualMachineStuckOnNode",
+            "sum by (name, namespace, status, node) ((kubevirt_vm_info{status=~'starting|stopping|terminating'} == 1 or (kubevirt_vm_info{status_group='error'} == 1 and on (name, namespace) kubevirt_vmi_info{phase=~'scheduled|running'})) * on (name, namespace) group_left(node) topk by (name, namespace) (1, kubevirt_vmi_info{phase=~'scheduled|running'}))",
+            "5m",
+            "warning",
+            "A VM on a node neither starts nor ends.",
+        ),
+        "VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} on node {{ $labels.node }} has been {{ $labels.status }} for more than 5 minutes.",
+    ),
+    of_guest(
+        alert(
+            "GuestFilesystemAlmostOutOfSpace",
+            "100 * kubevirt_vmi_filesystem_used_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} / kubevirt_vmi_filesystem_capacity_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} >= 85 < 95",
+            "10m",
+            "warning",
+            "A filesystem of a guest is more than 85 % full.",
+        ),
+        "Filesystem {{ $labels.disk_name }} ({{ $labels.mount_point }}) of VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} is {{ $value }} % full.",
+    ),
+    of_guest(
+        alert(
+            "GuestFilesystemAlmostOutOfSpace",
+            "100 * kubevirt_vmi_filesystem_used_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} / kubevirt_vmi_filesystem_capacity_bytes{namespace!='', file_system_type!~'CDFS|iso9660|udf|squashfs|cramfs|tmpfs|devtmpfs|proc|sysfs|selinuxfs|securityfs|pstore|debugfs|tracefs|configfs|binfmt_misc|bpf|devpts|mqueue|nsfs|rpc_pipefs|ramfs|rootfs|overlay|cgroup.*|fuse.*', mount_point!='System Reserved'} >= 95",
+            "0m",
+            "critical",
+            "A filesystem of a guest is more than 95 % full.",
+        ),
+        "Filesystem {{ $labels.disk_name }} ({{ $labels.mount_point }}) of VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} is {{ $value }} % full.",
+    ),
+    of_guest(
+        alert(
+            "KubeVirtVMGuestMemoryPressure",
+            "(vmi:kubevirt_vmi_memory_headroom_ratio:sum < 0.05) and (vmi:kubevirt_vmi_pgmajfaults:rate5m > 5 or vmi:kubevirt_vmi_swap_traffic_bytes:rate5m > 1048576) and (vmi:kubevirt_vmi_memory_available_bytes:sum > 0) and on (name, namespace) kubevirt_vmi_info{phase='running'}",
+            "5m",
+            "warning",
+            "A guest has little memory left, and reads what it has swapped out.",
+        ),
+        "VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} has less than 5 % of its memory left, with major page faults or swap traffic.",
+    ),
+    of_guest(
+        alert(
+            "KubeVirtVMGuestMemoryAvailableLow",
+            "(vmi:kubevirt_vmi_memory_headroom_ratio:sum < 0.03) and (vmi:kubevirt_vmi_swap_traffic_bytes:rate30m < 2048) and (vmi:kubevirt_vmi_pgmajfaults:rate30m < 1) and (vmi:kubevirt_vmi_memory_available_bytes:sum > 0) and on (name, namespace) kubevirt_vmi_info{phase='running'}",
+            "30m",
+            "info",
+            "A guest has little memory left, and no swap that it uses.",
+        ),
+        "VirtualMachine {{ $labels.name }} in namespace {{ $labels.namespace }} has had less than 3 % of its memory left for 30 minutes, without swap traffic.",
+    ),
+    of_client(
+        alert(
+            "KubeVirtDeprecatedAPIRequested",
+            "sum by (resource, group, version) (round(increase(kubevirt_api_request_deprecated_total{verb!~'LIST|WATCH'}[10m])) > 0 and kubevirt_api_request_deprecated_total{verb!~'LIST|WATCH'})",
+            "0m",
+            "info",
+            "A client uses a deprecated version of the API.",
+        ),
+        "Clients sent requests to {{ $labels.resource }}.{{ $labels.group }}/{{ $labels.version }}, which is deprecated.",
+    ),
 ];
 
 /// Records of imports, uploads and clones.

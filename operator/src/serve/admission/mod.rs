@@ -14,6 +14,7 @@
 //! ([`crate::install`]).
 
 mod answer;
+mod created;
 mod hostpath;
 mod hyperconverged;
 mod identity;
@@ -38,6 +39,7 @@ use cluster::{Cache, Client, Key, Resource, Scope};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
+use serve::metrics::Page;
 use serve::route::{self, Call, Router};
 use virt::admission::{Identity, Settings};
 use virt::instancetype::{self, Flavor};
@@ -49,6 +51,7 @@ use crate::install;
 use crate::storage::clone::{authorize, cloned, permit};
 use crate::storage::offered::Offered;
 use crate::storage::{keys, signers};
+use created::Created;
 use settings::{Configuration, Permitted};
 use uninstall::{Platform, Workload};
 
@@ -161,6 +164,7 @@ pub(super) struct Admission {
     configuration: Cache<Configuration>,
     /// User names of the platform's own accounts.
     own: Vec<String>,
+    created: Created,
 }
 
 impl Admission {
@@ -172,7 +176,13 @@ impl Admission {
         let own = install::own_users(namespace);
         let configuration = settings::follow(client);
         tokio::spawn(settings::keep_levels(configuration.clone()));
-        Self { client: client.clone(), namespace: namespace.to_owned(), configuration, own }
+        let created = Created::default();
+        Self { client: client.clone(), namespace: namespace.to_owned(), configuration, own, created }
+    }
+
+    /// Adds the metrics of admission.
+    pub(super) fn measure(&self, page: &mut Page) {
+        self.created.write(page);
     }
 
     /// Whether the KubeVirt object switches a feature gate on that is off by default.
@@ -296,10 +306,12 @@ impl Admission {
                 };
             }
         }
-        Ok(match self.permitted().await {
+        let answer = match self.permitted().await {
             Ok(permitted) => machine::validate(request, own, &flavor, &permitted),
             Err(refusal) => refusal,
-        })
+        };
+        self.created.count(request, &answer);
+        Ok(answer)
     }
 
     /// The defaults of the cluster, and what a new guest is identified by. Defaults stay in the objects that get them, so

@@ -401,6 +401,7 @@ impl Controller {
             pod,
             os: known.os.as_ref(),
             interfaces: known.interfaces.as_deref(),
+            abilities: known.abilities,
             credentials: known.credentials.as_ref(),
         };
         let mut after = status::running(&before, &running);

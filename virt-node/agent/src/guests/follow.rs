@@ -11,7 +11,7 @@ use api::launcher::{Answer, EXIT_RECORD, Event, Exit, Request, State, Status};
 use tokio::time::{Instant, sleep};
 
 use super::credentials::{self, WantedCredentials};
-use super::osinfo;
+use super::osinfo::{self, Abilities};
 use super::plan::Launcher;
 use super::talk::Talk;
 use crate::error::Result;
@@ -38,6 +38,8 @@ pub(crate) struct Known {
     pub(crate) os: Option<GuestOsInfo>,
     /// The agent's answer about network interfaces.
     pub(crate) interfaces: Option<String>,
+    /// Commands that its agent has.
+    pub(crate) abilities: Option<Abilities>,
     /// Whether the guest has its keys and passwords, where its agent is to bring them; why not.
     pub(crate) credentials: Option<std::result::Result<(), String>>,
     /// Events that are not in the status: in order, taken by the reconciler.
@@ -183,17 +185,22 @@ async fn follow(
 pub(crate) fn note(known: &Shared, status: Status) {
     let mut known = known.lock();
     if !status.agent {
-        (known.os, known.interfaces) = (None, None);
+        (known.os, known.interfaces, known.abilities) = (None, None, None);
     }
     known.status = Some(status);
 }
 
-/// Asks the guest's agent what the guest is and which addresses it has; what it does not know stays unknown.
+/// Asks the guest's agent for the operating system, its commands and the guest's addresses; what it does not know stays
+/// unknown.
 async fn ask(pod: &Arc<PodDirectory>, known: &Shared) {
     let Ok((mut talk, _)) = Talk::open(pod).await else { return };
     if known.lock().os.is_none() {
         let os = talk.agent(osinfo::OS_INFO).await.ok().and_then(|text| osinfo::os(&text));
         known.lock().os = os;
+    }
+    if known.lock().abilities.is_none() {
+        let abilities = talk.agent(osinfo::VERSION).await.ok().and_then(|text| osinfo::abilities(&text));
+        known.lock().abilities = abilities;
     }
     if let Ok(text) = talk.agent(osinfo::INTERFACES).await {
         known.lock().interfaces = Some(text);

@@ -1,7 +1,7 @@
 //! Reports of a guest's agent: operating system, users, filesystems, network interfaces. Parsing is pure and bounded: the
 //! guest may send anything.
 
-use api::kubevirt::InterfaceStatus;
+use api::kubevirt::{InterfaceStatus, VirtualMachineInstanceSpec};
 pub(crate) use guest::agent::{OS_INFO, os};
 use guest::agent::{returned, short};
 use serde::Deserialize;
@@ -133,6 +133,71 @@ pub(crate) fn filesystems(text: &str) -> Option<Value> {
     }))
 }
 
+/// Commands that every agent is to have: upstream's list.
+const BASIC: [&str; 10] = [
+    "guest-ping",
+    "guest-get-time",
+    "guest-info",
+    "guest-shutdown",
+    "guest-network-get-interfaces",
+    "guest-get-fsinfo",
+    "guest-get-host-name",
+    "guest-get-users",
+    "guest-get-timezone",
+    "guest-get-osinfo",
+];
+/// Commands that bring keys.
+const KEYS: [&str; 3] =
+    ["guest-ssh-get-authorized-keys", "guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"];
+/// The command that brings passwords.
+const PASSWORDS: [&str; 1] = ["guest-set-user-password"];
+
+/// Groups of commands that an agent has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Abilities {
+    basic: bool,
+    keys: bool,
+    passwords: bool,
+}
+
+/// The groups of commands in the answer to `guest-info`; `None`: it lists no commands.
+pub(crate) fn abilities(text: &str) -> Option<Abilities> {
+    #[derive(Deserialize)]
+    struct Info {
+        supported_commands: Vec<Supported>,
+    }
+    #[derive(Deserialize)]
+    struct Supported {
+        name: String,
+        enabled: bool,
+    }
+    let Info { supported_commands: listed } = returned(text)?;
+    let all =
+        |names: &[&str]| names.iter().all(|name| listed.iter().any(|one| one.enabled && one.name == *name));
+    let found = Abilities { basic: all(&BASIC), keys: all(&KEYS), passwords: all(&PASSWORDS) };
+    (!listed.is_empty()).then_some(found)
+}
+
+impl Abilities {
+    /// Why the agent cannot do everything that the guest's spec needs, in upstream's words.
+    pub(crate) fn lack(self, spec: &VirtualMachineInstanceSpec) -> Option<&'static str> {
+        let credentials = &spec.access_credentials;
+        let keys = credentials.iter().filter_map(|one| one.ssh_public_key.as_ref());
+        let keys = keys.filter(|one| one.propagation_method.qemu_guest_agent.is_some()).count() > 0;
+        let passwords = credentials.iter().filter_map(|one| one.user_password.as_ref());
+        let passwords = passwords.filter(|one| one.propagation_method.qemu_guest_agent.is_some()).count() > 0;
+        if !self.basic {
+            Some("This guest agent doesn't support required basic commands")
+        } else if keys && !self.keys {
+            Some("This guest agent doesn't support required public key commands")
+        } else if passwords && !self.passwords {
+            Some("This guest agent doesn't support required password commands")
+        } else {
+            None
+        }
+    }
+}
+
 /// Everything together for `virtctl guestosinfo`, in upstream's form, from the agent's answers.
 pub(crate) fn everything(answers: &Answers) -> Value {
     #[derive(Deserialize)]
@@ -198,6 +263,50 @@ mod tests {
         assert_eq!((info.id.as_deref(), info.name.map(|name| name.len())), (Some("debian"), Some(256)));
         for wrong in ["", "{}", "{\"return\": 1}", "{\"return\": {\"id\": 1}}"] {
             assert_eq!(os(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_agent_lacks_what_the_guests_spec_needs() {
+        let info = |names: &[&str], disabled: &[&str]| {
+            let command = |name: &&str, enabled: bool| json!({"name": name, "enabled": enabled, "success-response": true});
+            let enabled = names.iter().map(|name| command(name, true));
+            let listed: Vec<Value> =
+                enabled.chain(disabled.iter().map(|name| command(name, false))).collect();
+            json!({"return": {"version": "7.2.0", "supported_commands": listed}}).to_string()
+        };
+        let by_agent = json!({"source": {"secret": {"secretName": "s"}},
+            "propagationMethod": {"qemuGuestAgent": {"users": ["a"]}}});
+        let by_disk =
+            json!({"source": {"secret": {"secretName": "s"}}, "propagationMethod": {"noCloud": {}}});
+        let spec = |credentials: Value| -> VirtualMachineInstanceSpec {
+            serde_json::from_value(json!({"domain": {}, "accessCredentials": credentials})).unwrap()
+        };
+        let (plain, disk) = (spec(json!([])), spec(json!([{"sshPublicKey": by_disk}])));
+        let keys = spec(json!([{"sshPublicKey": by_agent}]));
+        let source = json!({"secret": {"secretName": "s"}});
+        let passwords = spec(json!([
+            {"userPassword": {"source": source, "propagationMethod": {"qemuGuestAgent": {}}}},
+        ]));
+        let with_keys = [&BASIC[..], &KEYS[..]].concat();
+        for (text, spec, expected) in [
+            (info(&BASIC, &[]), &plain, None),
+            (info(&BASIC, &[]), &disk, None),
+            (info(&BASIC, &[]), &keys, Some("public key commands")),
+            (info(&BASIC, &[]), &passwords, Some("password commands")),
+            (info(&with_keys, &[]), &keys, None),
+            (info(&with_keys, &PASSWORDS), &passwords, Some("password commands")),
+            (info(&BASIC[1..], &BASIC[..1]), &plain, Some("basic commands")),
+        ] {
+            let lack = abilities(&text).unwrap().lack(spec);
+            assert_eq!(
+                lack.map(|text| text.ends_with(expected.unwrap_or("no lack"))),
+                expected.map(|_| true),
+                "{text}"
+            );
+        }
+        for without in [info(&[], &[]), "{\"return\": {\"version\": \"1\"}}".to_owned(), "{}".to_owned()] {
+            assert_eq!(abilities(&without), None, "{without}");
         }
     }
 

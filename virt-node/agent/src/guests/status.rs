@@ -9,11 +9,13 @@ use api::names::QEMU_ID;
 use cluster::event::Type;
 use virt::status::{self as words, condition, without};
 
-use super::osinfo;
+use super::osinfo::{self, Abilities};
 use super::plan::End;
 use super::pod::Pod;
 use crate::error::Error;
 
+/// Condition: the guest's agent lacks commands that the platform needs.
+const UNSUPPORTED: &str = "AgentVersionNotSupported";
 /// Condition: the guest has its keys and passwords.
 const CREDENTIALS: &str = "AccessCredentialsSynchronized";
 
@@ -44,6 +46,8 @@ pub(crate) struct Running<'a> {
     pub(crate) os: Option<&'a api::kubevirt::GuestOsInfo>,
     /// The agent's answer about interfaces.
     pub(crate) interfaces: Option<&'a str>,
+    /// Commands that its agent has; `None`: that is not known now.
+    pub(crate) abilities: Option<Abilities>,
     /// Whether the guest has its keys and passwords; `None`: that is not known now, or nothing is asked for.
     pub(crate) credentials: Option<&'a Result<(), String>>,
 }
@@ -94,6 +98,11 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
     status.conditions.extend(ready);
     self::ready(&mut status, known.pod, known.seen.state != State::Ended);
     migratable(&mut status, known.spec);
+    match known.abilities.map(|abilities| abilities.lack(known.spec)) {
+        Some(Some(why)) if known.seen.agent => condition(&mut status.conditions, UNSUPPORTED, true, why, ""),
+        None if known.seen.agent => {}
+        _ => without(&mut status.conditions, UNSUPPORTED),
+    }
     match known.credentials {
         None => {}
         Some(Ok(())) => condition(&mut status.conditions, CREDENTIALS, true, "", ""),
@@ -199,7 +208,7 @@ pub(crate) fn ended(
         End::NeverStarted => false,
     };
     words::phase(&mut status, if failed { "Failed" } else { "Succeeded" });
-    for kind in ["Paused", "AgentConnected", "LiveMigratable", "StorageLiveMigratable"] {
+    for kind in ["Paused", "AgentConnected", UNSUPPORTED, "LiveMigratable", "StorageLiveMigratable"] {
         without(&mut status.conditions, kind);
     }
     condition(&mut status.conditions, "Ready", false, "PodTerminating", "virt-launcher pod is terminating");
@@ -276,6 +285,7 @@ mod tests {
             pod: &pod,
             os: None,
             interfaces: None,
+            abilities: None,
             credentials: None,
         };
         let status = running(&before, &known);
@@ -322,6 +332,7 @@ mod tests {
             pod: &pod,
             os: None,
             interfaces: None,
+            abilities: None,
             credentials: None,
         };
         let status = running(&before, &known);
@@ -354,6 +365,7 @@ mod tests {
                 pod: &pod,
                 os: None,
                 interfaces: None,
+                abilities: None,
                 credentials: told,
             };
             let after = running(&status, &known);
@@ -361,6 +373,39 @@ mod tests {
             let said = credentials_event(&status, &after).map(|(_, _, text)| text);
             assert_eq!(said.as_deref(), event);
             status = after;
+        }
+    }
+
+    #[test]
+    fn an_agent_that_lacks_commands_is_a_condition_while_it_is_connected() {
+        let (spec, pod) = (spec(), pod());
+        let lacking = osinfo::abilities(
+            r#"{"return": {"supported_commands": [{"name": "guest-ping", "enabled": true}]}}"#,
+        );
+        assert!(lacking.is_some());
+        let mut status = Status { phase: Some("Running".into()), ..Status::default() };
+        for (agent, abilities, expected) in [
+            (true, None, false),
+            (true, lacking, true),
+            // As after the node agent's restart.
+            (true, None, true),
+            (false, None, false),
+        ] {
+            let seen = launcher_status(State::Running, agent);
+            let known = Running {
+                spec: &spec,
+                seen: &seen,
+                started: None,
+                attached: None,
+                pod: &pod,
+                os: None,
+                interfaces: None,
+                abilities,
+                credentials: None,
+            };
+            status = running(&status, &known);
+            let why = "This guest agent doesn't support required basic commands";
+            assert_eq!(of(&status, UNSUPPORTED), expected.then_some(("True", Some(why))), "{agent}");
         }
     }
 
@@ -376,6 +421,7 @@ mod tests {
             pod: &pod,
             os: None,
             interfaces: None,
+            abilities: None,
             credentials: None,
         };
         let status = running(&Status::default(), &known);

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::kubevirt::{Interface, VirtualMachineInstanceSpec};
 use api::launcher::Stats;
 use serde_json::Value;
 use serve::metrics::{Kind, Page};
+use virt::vnic;
 
 use super::Report;
 use crate::guests::instance::Instance;
@@ -420,7 +420,9 @@ pub(super) fn write_interfaces(page: &mut Page, node: &str, instances: &[Arc<Ins
     page.begin(name, Gauge, "Network interfaces of a VirtualMachineInstance: binding and network of each.");
     for instance in instances {
         for one in &instance.spec.domain.devices.interfaces {
-            let (Some((kind, binding)), Some(network)) = (binding(one), network(&instance.spec, &one.name))
+            let networks = &instance.spec.networks;
+            let (Some((kind, binding)), Some(network)) =
+                (vnic::binding(one), vnic::network(networks, &one.name))
             else {
                 continue;
             };
@@ -435,24 +437,6 @@ pub(super) fn write_interfaces(page: &mut Page, node: &str, instances: &[Arc<Ins
             page.sample(name, &labels, 1);
         }
     }
-}
-
-/// Type and name of an interface's binding.
-fn binding(interface: &Interface) -> Option<(&'static str, &str)> {
-    let Interface { masquerade, bridge, sriov, binding, .. } = interface;
-    if let Some(plugin) = binding {
-        return Some(("plugin", plugin.name.as_str()));
-    }
-    let core =
-        [("masquerade", masquerade.is_some()), ("bridge", bridge.is_some()), ("sriov", sriov.is_some())];
-    core.into_iter().find(|(_, set)| *set).map(|(name, _)| ("core", name))
-}
-
-/// The network of an interface: its definition's name.
-fn network<'a>(spec: &'a VirtualMachineInstanceSpec, interface: &str) -> Option<&'a str> {
-    let network = spec.networks.iter().find(|network| network.name == interface)?;
-    let multus = network.multus.as_ref().map(|multus| multus.network_name.as_str());
-    multus.or_else(|| network.pod.as_ref().map(|_| "pod networking"))
 }
 
 /// Writes the metrics of the agent itself, and of the streams that it serves.

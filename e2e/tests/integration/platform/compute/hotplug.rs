@@ -244,7 +244,8 @@ fn disks_come_and_go_while_the_guest_runs() {
     check(namespace, &plugs);
     let events =
         PLACE.kubectl(&["get", "events", "-n", namespace, "-o", "jsonpath={.items[*].reason}"]).unwrap();
-    for reason in ["SuccessfulCreate", "VolumeMountedToPod", "VolumeReady", "VolumeUnMountedFromPod"] {
+    let moved = ["VolumeMountedToPod", "VolumeReady", "VolumeUnMountedFromPod", "VolumeUnplugged"];
+    for reason in ["SuccessfulCreate"].into_iter().chain(moved) {
         assert!(events.contains(reason), "{reason}: {events}");
     }
     assert!(!events.contains("IOerror"), "{events}");

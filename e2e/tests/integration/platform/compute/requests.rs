@@ -309,13 +309,14 @@ fn dumps(volume: &Volume) {
     assert_eq!(super::condition(&vm, "RestartRequired"), None, "a dump needs no restart");
 }
 
-/// Generation of the VM that its instance was started from; the revision of that start exists.
+/// Generation of the VM that its instance was started from; the instance names the revision of that start, which exists.
 #[track_caller]
 fn generation() -> String {
     let instance = instance(NAMESPACE, "vm");
     let generation = instance["metadata"]["annotations"]["kubevirt.io/vm-generation"].as_str().unwrap();
     let vm = PLACE.find(MACHINES, NAMESPACE, "vm").unwrap();
     let name = format!("revision-start-vm-{}-{generation}", vm["metadata"]["uid"].as_str().unwrap());
+    assert_eq!(instance["status"]["virtualMachineRevisionName"], name.as_str());
     let revision = PLACE.find(REVISIONS, NAMESPACE, &name).unwrap();
     assert_eq!(revision["revision"].to_string(), generation);
     generation.to_owned()
