@@ -18,7 +18,7 @@ use super::plan::{self, Action, Component, Observed, ObservedOwner, Release, Sid
 use super::status::{self, Note};
 use super::without;
 use crate::lifetimes;
-use crate::view::{Age, oldest};
+use crate::view::{Age, WAITS, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 const CDIS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis");
@@ -60,7 +60,7 @@ impl Platform {
             generation: meta.generation.and_then(|number| i64::try_from(number).ok()).unwrap_or(0),
             finalizers: meta.finalizers.clone(),
             deleting: meta.deletion_timestamp.is_some(),
-            waits: strategy == Some("BlockUninstallIfWorkloadsExist"),
+            waits: strategy == Some(WAITS),
             ..Self::default()
         }
     }

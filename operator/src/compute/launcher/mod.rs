@@ -102,6 +102,8 @@ pub(super) struct Settings {
     /// VMs get the values of their instance types and preferences in place of the references
     /// (`instancetype.referencePolicy: expandAll`).
     pub(super) expand_all: bool,
+    /// The platform is being removed with its workloads: replica sets and pools make nothing.
+    pub(super) removing: bool,
 }
 
 impl Default for Settings {
@@ -126,6 +128,7 @@ impl Default for Settings {
             placement: NodePlacement::default(),
             cpu_limit_namespaces: None,
             expand_all: false,
+            removing: false,
         }
     }
 }

@@ -85,7 +85,8 @@ async fn decide(
     templates: &[String],
 ) -> cluster::Result<Plan> {
     let now = Context::now();
-    let planned = plan(pool, members, templates, &Selected::default(), now);
+    let removing = context.settings().removing;
+    let planned = plan(pool, members, templates, &Selected::default(), now, removing);
     let (scale_in, update) = plan::selectors(pool);
     if !planned.chooses() || (scale_in.is_none() && update.is_none()) {
         return Ok(planned);
@@ -105,7 +106,7 @@ async fn decide(
         }
     };
     context.client.each(MACHINES, &scope, hear).await?;
-    Ok(plan(pool, members, templates, &selected, now))
+    Ok(plan(pool, members, templates, &selected, now, removing))
 }
 
 /// The whole pool, and the names of older revisions that its members have with the same template. The current revision is
