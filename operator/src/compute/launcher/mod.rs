@@ -209,7 +209,11 @@ pub(super) fn pod(
             ]),
             Purpose::Provision => json!([LAUNCHER, "--version"]),
         },
-        "securityContext": container_security(),
+        "securityContext": match purpose {
+            // libvirt, QEMU and swtpm have temporary files at places of their own.
+            Purpose::Guest => container_security(),
+            Purpose::Provision => read_only_security(),
+        },
         "resources": resources::compute(spec, raw, settings, facts.limits)?,
         "volumeMounts": storage.mounts,
     });
@@ -311,7 +315,7 @@ fn console_log(settings: &Settings) -> Value {
         "image": settings.image,
         "command": ["/usr/bin/virt-tail", "--logfile", format!("{}/{}", virt::pod::PRIVATE, virt::pod::CONSOLE_LOG)],
         "restartPolicy": "Always",
-        "securityContext": container_security(),
+        "securityContext": read_only_security(),
         "resources": storage::helper_resources(),
         "volumeMounts": [{"name": "private", "mountPath": virt::pod::PRIVATE, "readOnly": true}],
     });
@@ -327,6 +331,13 @@ fn container_security() -> Value {
         "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": QEMU, "runAsGroup": QEMU,
         "capabilities": {"drop": ["ALL"]},
     })
+}
+
+/// The same, for containers that write to their volumes only.
+fn read_only_security() -> Value {
+    let mut security = container_security();
+    security["readOnlyRootFilesystem"] = json!(true);
+    security
 }
 
 fn labels(object: &VirtualMachineInstance) -> BTreeMap<String, String> {
