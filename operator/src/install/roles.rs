@@ -72,6 +72,23 @@ fn local(settings: &Settings, name: &str, to: &str, rules: &[Value]) -> [Value; 
     [role, binding]
 }
 
+/// Right of Prometheus to find the pods of the platform, upstream's name.
+const MONITORING: &str = "kubevirt-monitoring";
+/// Account of Prometheus, as kube-prometheus and OpenShift name it, and its namespaces there.
+const PROMETHEUS: &str = "prometheus-k8s";
+const PROMETHEUS_NAMESPACES: [&str; 2] = ["monitoring", "openshift-monitoring"];
+
+/// A Role in the platform's namespace by which Prometheus finds what ServiceMonitors select, and its binding. Accounts that
+/// do not exist get nothing.
+fn monitoring(settings: &Settings) -> [Value; 2] {
+    let rules = [rule("", &["services", "endpoints", "pods"], READ)];
+    let [role, mut binding] = local(settings, MONITORING, PROMETHEUS, &rules);
+    let subject =
+        |namespace: &str| json!({"kind": "ServiceAccount", "name": PROMETHEUS, "namespace": namespace});
+    binding["subjects"] = json!(PROMETHEUS_NAMESPACES.map(subject));
+    [role, binding]
+}
+
 /// All rights.
 pub(super) fn roles(settings: &Settings) -> Vec<Value> {
     let mut all = Vec::new();
@@ -96,6 +113,7 @@ pub(super) fn roles(settings: &Settings) -> Vec<Value> {
         "kubemacpool-metrics-reader",
         &[json!({"nonResourceURLs": ["/metrics"], "verbs": ["get"]})],
     ));
+    all.extend(monitoring(settings));
     let claims = [rule("", &["persistentvolumeclaims"], &["get"])];
     all.extend(cluster(settings, UPLOAD_PROXY, UPLOAD_PROXY, &claims));
     let signers = [named("", &["configmaps"], &["cdi-uploadserver-signer-bundle"], &["get"])];
@@ -432,6 +450,21 @@ fn sidecars_locally() -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prometheus_finds_the_platforms_pods_and_nothing_else() {
+        let all = roles(&Settings::default());
+        let of =
+            |kind: &str| all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == MONITORING);
+        let (role, binding) = (of("Role").unwrap(), of("RoleBinding").unwrap());
+        assert_eq!(role["rules"], json!([rule("", &["services", "endpoints", "pods"], READ)]));
+        let subjects = binding["subjects"].as_array().unwrap().iter();
+        let subjects: Vec<_> = subjects.map(|one| (&one["name"], &one["namespace"])).collect();
+        let name = json!("prometheus-k8s");
+        assert_eq!(subjects, [(&name, &json!("monitoring")), (&name, &json!("openshift-monitoring"))]);
+        let bound = |one: &&Value| one.to_string().contains(PROMETHEUS);
+        assert_eq!(all.iter().filter(bound).count(), 1);
+    }
 
     #[test]
     fn the_drivers_account_has_rights_only_for_sidecars() {
