@@ -316,9 +316,10 @@ fn operator_locally() -> Vec<Value> {
         // How the upload proxy is reached from outside.
         rule("networking.k8s.io", &["ingresses"], &["list"]),
         rule("route.openshift.io", &["routes"], &["get"]),
-        // Client downloads.
+        // Client downloads, and the upload proxy with the certificates that its router trusts.
         rule("route.openshift.io", &["routes"], &["create"]),
-        named("route.openshift.io", &["routes"], &[api::downloads::SERVICE], &["patch"]),
+        named("route.openshift.io", &["routes"], &[api::downloads::SERVICE, UPLOAD_PROXY], &["patch"]),
+        rule("route.openshift.io", &["routes/custom-host"], &["create", "update"]),
         rule("coordination.k8s.io", &["leases"], &["get", "create", "update"]),
         rule("apps", &["deployments", "daemonsets"], &["get", "list", "watch", "patch"]),
         // The MAC pool; the CSI driver.
