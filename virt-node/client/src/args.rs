@@ -253,6 +253,21 @@ pub(crate) enum Remote {
         #[arg(short, long, value_enum, default_value_t = Document::Yaml)]
         output: Document,
     },
+    /// Print the objects that a virtual machine needs, as a tree
+    #[command(name = "objectgraph")]
+    ObjectGraph {
+        /// Name of the virtual machine, or with --vmi of the VirtualMachineInstance
+        name: String,
+        /// Start from the VirtualMachineInstance
+        #[arg(long)]
+        vmi: bool,
+        /// Without the objects that it runs without
+        #[arg(long)]
+        exclude_optional: bool,
+        /// Labels that the objects must have: KEY=VALUE[,KEY=VALUE]
+        #[arg(long, value_name = "LABELS", value_delimiter = ',', value_parser = label)]
+        selector: Vec<(String, String)>,
+    },
 }
 
 /// Verbs that work without one.
@@ -382,6 +397,8 @@ mod tests {
             "expose vmi a --name s --port 22 --type NodePort",
             "expand --vm a -o json",
             "expand -f a.yaml",
+            "objectgraph a",
+            "objectgraph a --vmi --exclude-optional --selector k=v,l=w",
             "image-upload dv a --size 1Gi --image-path f --uploadproxy-url https://x --insecure --force-bind",
             "image-upload pvc a --no-create --archive-path f --wait-secs 5",
             "version --client",
@@ -400,6 +417,7 @@ mod tests {
             "usbredir",
             "usbredir 02-03 a b",
             "migrate a --addedNodeSelector k",
+            "objectgraph a --selector k",
         ] {
             assert!(parsed(words).is_err(), "{words}");
         }
