@@ -339,7 +339,8 @@ impl Controller {
         })
     }
 
-    /// Places the control plane as the object asks for. A Deployment that is missing, as on a developer's machine, is not made.
+    /// Places the control plane as the object asks for. A Deployment that is missing, as on a developer's machine, is
+    /// not made.
     async fn place(&self, side: Side, placement: &Map<String, Value>) -> Result<()> {
         let key = Key::new(&self.namespace, placement::placed(side));
         let is_known =

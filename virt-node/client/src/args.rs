@@ -331,6 +331,10 @@ pub(crate) enum Create {
     /// A VirtualMachine
     #[command(visible_alias = "VirtualMachine")]
     Vm(Box<create::Options>),
+    /// A VirtualMachineClusterInstancetype, or a VirtualMachineInstancetype
+    Instancetype(create::flavor::InstancetypeOptions),
+    /// A VirtualMachineClusterPreference, or a VirtualMachinePreference
+    Preference(create::flavor::PreferenceOptions),
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
@@ -394,6 +398,8 @@ mod tests {
             "memory-dump get a --claim-name c --create-claim --storage-class s --access-mode ReadWriteMany",
             "memory-dump remove a",
             "create vm --name a --memory 1Gi",
+            "create instancetype --cpu 2 --memory 1Gi --gpu name:gpu1,devicename:nvidia --namespaced",
+            "create preference --cpu-topology sockets",
             "expose vmi a --name s --port 22 --type NodePort",
             "expand --vm a -o json",
             "expand -f a.yaml",

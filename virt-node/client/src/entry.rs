@@ -71,6 +71,12 @@ async fn act(invocation: &Invocation, client: Client) -> Result<String> {
         Verb::Local(Local::Create { what: Create::Vm(options) }) => {
             create::vm(&options, which.namespace.as_deref())
         }
+        Verb::Local(Local::Create { what: Create::Instancetype(options) }) => {
+            create::flavor::instancetype(&options, which.namespace.as_deref())
+        }
+        Verb::Local(Local::Create { what: Create::Preference(options) }) => {
+            create::flavor::preference(&options, which.namespace.as_deref())
+        }
         Verb::Local(Local::Version { client: true, output }) => version::version(None, output).await,
         Verb::Local(Local::Version { client: false, output }) => {
             version::version(Some(&Site::open(&which)?), output).await
