@@ -88,7 +88,9 @@ fn of(objects: &[Value]) -> BTreeSet<Grant> {
         let rules = objects.iter().find(is_role).map(|role| &role["rules"]);
         for rule in rules.and_then(Value::as_array).into_iter().flatten() {
             let subjects = binding["subjects"].as_array().into_iter().flatten();
-            for account in subjects.filter(|one| one["kind"] == "ServiceAccount") {
+            // Prometheus' account has its own namespace.
+            let is_own = |one: &&Value| one["kind"] == "ServiceAccount" && one["namespace"] == NAMESPACE;
+            for account in subjects.filter(is_own) {
                 for group in words(&rule["apiGroups"]) {
                     for resource in words(&rule["resources"]) {
                         for verb in words(&rule["verbs"]) {
@@ -194,7 +196,9 @@ mod tests {
     fn requests_use_the_narrowest_grants_that_cover_them() {
         let role = |kind: &str, rules: Value| {
             let name = json!({"name": "role"});
-            let subjects = json!([{"kind": "ServiceAccount", "name": "kubevirt-controller"}]);
+            let account = |namespace: &str, name: &str| json!({"kind": "ServiceAccount", "namespace": namespace, "name": name});
+            let subjects =
+                json!([account(NAMESPACE, "kubevirt-controller"), account("monitoring", "prometheus-k8s")]);
             [
                 json!({"kind": kind, "metadata": name, "rules": rules}),
                 json!({"kind": format!("{kind}Binding"), "metadata": name, "subjects": subjects,
@@ -209,6 +213,7 @@ mod tests {
         let local =
             json!([{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "patch"]}]);
         let grants = of(&[role("ClusterRole", everywhere), role("Role", local)].concat());
+        assert!(grants.iter().all(|grant| grant.account == "kubevirt-controller"), "{grants:?}");
         let used = |user: &str, agent: &str, verb: &str, object: Value| -> Vec<String> {
             let event =
                 json!({"user": {"username": user}, "userAgent": agent, "verb": verb, "objectRef": object});

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::context::Context;
 use super::launcher::{SKIP_HOOKS, Settings, percent};
-use crate::view::{Age, Gates, oldest};
+use crate::view::{Age, Gates, WAITS, oldest};
 
 /// The feature gate of images that the kubelet mounts.
 const IMAGE_VOLUME: &str = "ImageVolume";
@@ -32,6 +32,8 @@ pub(super) struct KubeVirt {
 struct Metadata {
     #[serde(flatten)]
     age: Age,
+    #[serde(rename = "deletionTimestamp")]
+    deleted: Option<String>,
     annotations: BTreeMap<String, String>,
 }
 
@@ -42,6 +44,7 @@ struct Spec {
     image_pull_secrets: Vec<LocalReference>,
     configuration: Configuration,
     workloads: ComponentPlacement,
+    uninstall_strategy: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -85,6 +88,13 @@ struct Developer {
     node_selectors: BTreeMap<String, String>,
     #[serde(flatten)]
     gates: Gates,
+}
+
+impl KubeVirt {
+    /// Whether it is being deleted, and all workloads with it.
+    fn removes_workloads(&self) -> bool {
+        self.metadata.deleted.is_some() && self.spec.uninstall_strategy.as_deref() != Some(WAITS)
+    }
 }
 
 impl From<&Self> for KubeVirt {
@@ -159,11 +169,17 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .clone()
             .or_else(|| base.cpu_limit_namespaces.clone()),
         expand_all: configuration.instancetype.reference_policy.as_deref() == Some("expandAll"),
+        removing: object.removes_workloads(),
     }
 }
 
+/// Settings of a platform without a KubeVirt object: one that was removed with its workloads makes none again.
+fn without(base: &Settings, before: &Settings) -> Settings {
+    Settings { removing: before.removing, ..base.clone() }
+}
+
 /// Applies changes of the KubeVirt object. Pods that are created from then on follow them; all VMs follow at once how
-/// they are to have their instance types.
+/// they are to have their instance types. Replica sets and pools make what they lack when no removal goes on any more.
 pub(super) async fn keep(
     context: Arc<Context>,
     configuration: Cache<KubeVirt>,
@@ -172,9 +188,19 @@ pub(super) async fn keep(
     let mut changes = configuration.changes();
     loop {
         changes.next().await;
-        let (before, after) = (context.settings(), merged(&base, &configuration));
+        let before = context.settings();
+        let after = match configuration.all().is_empty() {
+            true => without(&base, &before),
+            false => merged(&base, &configuration),
+        };
         let expand = after.expand_all && !before.expand_all;
+        let resume = before.removing && !after.removing;
         context.set_settings(after);
+        if resume {
+            let (sets, pools) = (context.caches.replica_sets.all(), context.caches.pools.all());
+            sets.into_iter().for_each(|(key, _)| context.queues.replica_sets.add(key));
+            pools.into_iter().for_each(|(key, _)| context.queues.pools.add(key));
+        }
         if expand {
             context.caches.machines.all().into_iter().for_each(|(key, _)| context.queues.machines.add(key));
         }
@@ -184,6 +210,23 @@ pub(super) async fn keep(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn removal_with_workloads_lasts_until_there_is_another_object() {
+        let base = Settings::default();
+        let removing = |metadata: serde_json::Value, spec: serde_json::Value| {
+            let object = serde_json::json!({"metadata": metadata, "spec": spec});
+            over(&base, &serde_json::from_value::<KubeVirt>(object).unwrap())
+        };
+        let deleted = || serde_json::json!({"name": "k", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let strategy = |name: &str| serde_json::json!({"uninstallStrategy": name});
+        let going = removing(deleted(), strategy("RemoveWorkloads"));
+        assert!(going.removing && removing(deleted(), strategy("")).removing);
+        assert!(!removing(deleted(), strategy(WAITS)).removing, "its deletion waits for users");
+        let stays = removing(serde_json::json!({"name": "k"}), strategy("RemoveWorkloads"));
+        assert!(!stays.removing);
+        assert!(without(&base, &going).removing && !without(&base, &stays).removing);
+    }
 
     #[test]
     fn kubevirt_object_stands_over_the_defaults() {

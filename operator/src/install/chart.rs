@@ -145,6 +145,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
     let values = json!({
         "image": crate::defaults::IMAGE,
         "replicas": 0,
+        "machines": Settings::default().machines,
         "emulation": false,
         "clientsClaim": "",
         "runbookUrlTemplate": "",
@@ -161,6 +162,8 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
     Ok(format!(
         "# image: {{program}} stands for operator, virt-agent, macpool, and so on\n\
          # replicas: of the operator; 0: two where two nodes take pods, else one\n\
+         # machines: VMs that the cluster is to hold; above 1000 the operator's memory request follows, 64 MiB for each\n\
+         #   further 9000, in place of that in resources\n\
          # emulation: run guests without KVM; for tests\n\
          # clientsClaim: claim with clients to be downloaded, such as arm64/mac/virtctl.zip\n\
          # runbookUrlTemplate: URL of the pages about alerts, with %s for the name; empty: upstream's\n\
@@ -197,6 +200,7 @@ fn expression(word: &str) -> String {
             format!("{{{{ .Values.image | replace \"{{program}}\" \"{program}\" }}}}")
         }
         Some(("placement", field)) => format!("{{{{ toJson .Values.placement.{field} }}}}"),
+        Some(("resources", "operator")) => OPERATOR_RESOURCES.to_owned(),
         Some(("resources", name)) => format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
         Some(("kubelet", list)) => by_kubelet(list),
         _ if word == "replicas" => REPLICAS.to_owned(),
@@ -252,6 +256,12 @@ fn unquoted(text: &str, quote: &str, begin: &str) -> String {
 
 /// Without a number, the field is the operator's.
 const REPLICAS: &str = "{{ if .Values.replicas }}{{ int .Values.replicas }}{{ else }}null{{ end }}";
+
+/// The operator's resources: the memory request is [`Settings::operator_memory`], where that is more than usual.
+const OPERATOR_RESOURCES: &str = "{{ toJson (ternary (mergeOverwrite (deepCopy .Values.resources.operator) \
+                                  (dict \"requests\" (dict \"memory\" (printf \"%dMi\" (add 64 (div (add (mul (sub \
+                                  (int .Values.machines) 1000) 64) 8999) 9000)))))) .Values.resources.operator \
+                                  (gt (int .Values.machines) 1000)) }}";
 
 const CNI_DIRECTORY: &str = "{{ .Values.cniDirectory }}";
 const KUBELET_DIRECTORY: &str = "{{ .Values.kubeletDirectory }}";
@@ -389,6 +399,9 @@ mod tests {
         let security = [true, false].map(capabilities_security);
         text = text.replace(&by_emulation(&security), &security[1].to_string());
         for (name, resources) in requests() {
+            if name == "operator" {
+                text = text.replace(OPERATOR_RESOURCES, &resources.to_string());
+            }
             text = text.replace(
                 &format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
                 &resources.to_string(),
@@ -488,7 +501,12 @@ mod tests {
         let values: Value = serde_saphyr::from_str(file(&all, "values.yaml")).unwrap();
         assert_eq!(values["image"], crate::defaults::IMAGE);
         assert_eq!(values["aggregateRoles"], true);
-        assert_eq!(values["resources"]["operator"]["requests"]["memory"], "64Mi");
+        let usual = Settings::default();
+        assert_eq!(values["machines"], usual.machines);
+        let memory = &values["resources"]["operator"]["requests"]["memory"];
+        assert_eq!(*memory, format!("{}Mi", usual.operator_memory()));
+        let operator = file(&all, "templates/deployment-ferrovirt-operator.yaml");
+        assert_eq!(operator.matches(OPERATOR_RESOURCES).count(), 1);
         assert!(file(&all, "Chart.yaml").contains("version: 1.0.0"));
     }
 }

@@ -72,6 +72,23 @@ fn local(settings: &Settings, name: &str, to: &str, rules: &[Value]) -> [Value; 
     [role, binding]
 }
 
+/// Right of Prometheus to find the pods of the platform, upstream's name.
+const MONITORING: &str = "kubevirt-monitoring";
+/// Account of Prometheus, as kube-prometheus and OpenShift name it, and its namespaces there.
+const PROMETHEUS: &str = "prometheus-k8s";
+const PROMETHEUS_NAMESPACES: [&str; 2] = ["monitoring", "openshift-monitoring"];
+
+/// A Role in the platform's namespace by which Prometheus finds what ServiceMonitors select, and its binding. Accounts that
+/// do not exist get nothing.
+fn monitoring(settings: &Settings) -> [Value; 2] {
+    let rules = [rule("", &["services", "endpoints", "pods"], READ)];
+    let [role, mut binding] = local(settings, MONITORING, PROMETHEUS, &rules);
+    let subject =
+        |namespace: &str| json!({"kind": "ServiceAccount", "name": PROMETHEUS, "namespace": namespace});
+    binding["subjects"] = json!(PROMETHEUS_NAMESPACES.map(subject));
+    [role, binding]
+}
+
 /// All rights.
 pub(super) fn roles(settings: &Settings) -> Vec<Value> {
     let mut all = Vec::new();
@@ -96,6 +113,7 @@ pub(super) fn roles(settings: &Settings) -> Vec<Value> {
         "kubemacpool-metrics-reader",
         &[json!({"nonResourceURLs": ["/metrics"], "verbs": ["get"]})],
     ));
+    all.extend(monitoring(settings));
     let claims = [rule("", &["persistentvolumeclaims"], &["get"])];
     all.extend(cluster(settings, UPLOAD_PROXY, UPLOAD_PROXY, &claims));
     let signers = [named("", &["configmaps"], &["cdi-uploadserver-signer-bundle"], &["get"])];
@@ -298,9 +316,10 @@ fn operator_locally() -> Vec<Value> {
         // How the upload proxy is reached from outside.
         rule("networking.k8s.io", &["ingresses"], &["list"]),
         rule("route.openshift.io", &["routes"], &["get"]),
-        // Client downloads.
+        // Client downloads, and the upload proxy with the certificates that its router trusts.
         rule("route.openshift.io", &["routes"], &["create"]),
-        named("route.openshift.io", &["routes"], &[api::downloads::SERVICE], &["patch"]),
+        named("route.openshift.io", &["routes"], &[api::downloads::SERVICE, UPLOAD_PROXY], &["patch"]),
+        rule("route.openshift.io", &["routes/custom-host"], &["create", "update"]),
         rule("coordination.k8s.io", &["leases"], &["get", "create", "update"]),
         rule("apps", &["deployments", "daemonsets"], &["get", "list", "watch", "patch"]),
         // The MAC pool; the CSI driver.
@@ -432,6 +451,21 @@ fn sidecars_locally() -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prometheus_finds_the_platforms_pods_and_nothing_else() {
+        let all = roles(&Settings::default());
+        let of =
+            |kind: &str| all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == MONITORING);
+        let (role, binding) = (of("Role").unwrap(), of("RoleBinding").unwrap());
+        assert_eq!(role["rules"], json!([rule("", &["services", "endpoints", "pods"], READ)]));
+        let subjects = binding["subjects"].as_array().unwrap().iter();
+        let subjects: Vec<_> = subjects.map(|one| (&one["name"], &one["namespace"])).collect();
+        let name = json!("prometheus-k8s");
+        assert_eq!(subjects, [(&name, &json!("monitoring")), (&name, &json!("openshift-monitoring"))]);
+        let bound = |one: &&Value| one.to_string().contains(PROMETHEUS);
+        assert_eq!(all.iter().filter(bound).count(), 1);
+    }
 
     #[test]
     fn the_drivers_account_has_rights_only_for_sidecars() {

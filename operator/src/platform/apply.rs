@@ -1,6 +1,7 @@
 //! Follows `KubeVirt`, `CDI` and the components, and carries out the plan.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api::cdi::{Cdi, CdiStatus};
@@ -9,16 +10,17 @@ use api::resource::{Condition, ObjectMeta};
 use cluster::{Cache, Client, Delete, JsonPatch, Key, Outcome, Queue, Resource, Result, Scope};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::endpoints::Endpoints;
 use super::hyperconverged::render::Child;
 use super::instancetypes::apply::Flavors;
+use super::placement;
 use super::plan::{self, Action, Component, Observed, ObservedOwner, Release, Side, State};
 use super::status::{self, Note};
 use super::without;
 use crate::lifetimes;
-use crate::view::{Age, oldest};
+use crate::view::{Age, WAITS, oldest};
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 const CDIS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis");
@@ -50,6 +52,8 @@ struct Platform {
     notes: Vec<Note>,
     /// Whether the cluster is to have the shipped instance types and preferences; of `KubeVirt` alone.
     flavors: bool,
+    /// Placement of the control plane.
+    placement: Map<String, Value>,
 }
 
 impl Platform {
@@ -60,7 +64,7 @@ impl Platform {
             generation: meta.generation.and_then(|number| i64::try_from(number).ok()).unwrap_or(0),
             finalizers: meta.finalizers.clone(),
             deleting: meta.deletion_timestamp.is_some(),
-            waits: strategy == Some("BlockUninstallIfWorkloadsExist"),
+            waits: strategy == Some(WAITS),
             ..Self::default()
         }
     }
@@ -89,6 +93,9 @@ impl From<&KubeVirt> for Platform {
                 .as_ref()
                 .and_then(|configuration| configuration.common_instancetypes_deployment.as_ref()?.enabled)
                 .unwrap_or(true),
+            placement: placement::asked(
+                object.spec.infra.as_ref().and_then(|infra| infra.node_placement.as_ref()),
+            ),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
@@ -102,6 +109,7 @@ impl From<&Cdi> for Platform {
             conditions,
             version: observed_version.unwrap_or_default(),
             notes: notes(Side::Storage, &object.spec),
+            placement: placement::asked(object.spec.infra.as_ref()),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
@@ -175,6 +183,8 @@ pub struct Controller {
     daemon_sets: Cache<Component>,
     endpoints: Endpoints,
     flavors: Flavors,
+    /// The placements that are applied.
+    placed: Arc<Mutex<BTreeMap<Side, Map<String, Value>>>>,
     queue: Queue<(Side, Key)>,
 }
 
@@ -227,6 +237,7 @@ impl Controller {
             daemon_sets,
             endpoints,
             flavors,
+            placed: Arc::default(),
             queue,
         }
     }
@@ -310,6 +321,9 @@ impl Controller {
             State::Deploying(_) | State::Updating(..) | State::Degraded(_) | State::Deployed => true,
             State::Duplicate(_) | State::Waiting(_) | State::Removing(_) | State::Removed => false,
         };
+        if stays {
+            self.place(side, &object.placement).await?;
+        }
         // A few at a time, so that the status follows the components.
         if stays && side == Side::Compute && self.flavors.advance(object.flavors).await? {
             return Ok(Outcome::After(Duration::ZERO));
@@ -323,6 +337,25 @@ impl Controller {
             | State::Deployed
             | State::Removed => Outcome::Done,
         })
+    }
+
+    /// Places the control plane as the object asks for. A Deployment that is missing, as on a developer's machine, is
+    /// not made.
+    async fn place(&self, side: Side, placement: &Map<String, Value>) -> Result<()> {
+        let key = Key::new(&self.namespace, placement::placed(side));
+        let is_known =
+            self.placed.lock().unwrap_or_else(PoisonError::into_inner).get(&side) == Some(placement);
+        if is_known || self.deployments.get(&key).is_none() {
+            return Ok(());
+        }
+        let before: Option<Value> = self.client.find(DEPLOYMENTS, &key).await?;
+        let Some(before) = before else { return Ok(()) };
+        if !placement.is_empty() || placement::is_placed(&before) {
+            let wanted = placement::applied(&key, placement);
+            self.client.apply::<IgnoredAny>(DEPLOYMENTS, &key, &wanted, placement::MANAGER).await?;
+        }
+        self.placed.lock().unwrap_or_else(PoisonError::into_inner).insert(side, placement.clone());
+        Ok(())
     }
 
     async fn set_finalizers(

@@ -17,6 +17,7 @@ pub(crate) mod endpoints;
 pub mod hostpath;
 pub mod hyperconverged;
 mod instancetypes;
+mod placement;
 pub mod plan;
 mod replicas;
 pub mod status;

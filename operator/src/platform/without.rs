@@ -18,7 +18,7 @@ pub(super) const REASON: &str = "NotImplemented";
 pub(super) const MESSAGE: &str = "these settings have no effect: ";
 
 /// Settings by path; a path stands for everything below it. Patches and flags are of upstream's components, which one
-/// operator replaces; the manifests place its pods and the node agent's, and their number follows that of the nodes.
+/// operator replaces; node agents run on every node, and the number of the operator's pods follows that of the nodes.
 const fn paths(child: Child) -> &'static [&'static str] {
     match child {
         Child::KubeVirt => &[
@@ -65,7 +65,6 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "customizeComponents.patches",
             "imageRegistry",
             "imageTag",
-            "infra.nodePlacement",
             "infra.replicas",
             "monitorAccount",
             "monitorNamespace",
@@ -87,11 +86,8 @@ const fn paths(child: Child) -> &'static [&'static str] {
             "config.webhookPvcRendering",
             "customizeComponents.flags",
             "customizeComponents.patches",
-            "infra.affinity",
             "infra.apiServerReplicas",
             "infra.deploymentReplicas",
-            "infra.nodeSelector",
-            "infra.tolerations",
             "infra.uploadProxyReplicas",
             "priorityClass",
         ],
@@ -235,6 +231,7 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "configuration.vmStateStorageClass",
             "imagePullPolicy",
             "imagePullSecrets",
+            "infra.nodePlacement",
             "uninstallStrategy",
             "workloads.nodePlacement.affinity.nodeAffinity",
             "workloads.nodePlacement.nodeSelector",
@@ -258,6 +255,9 @@ pub(super) const READ: [(&str, &[&str]); 4] = [
             "config.tlsSecurityProfile",
             "config.uploadProxyURLOverride",
             "imagePullPolicy",
+            "infra.affinity",
+            "infra.nodeSelector",
+            "infra.tolerations",
             "uninstallStrategy",
             "workload",
         ],
@@ -310,7 +310,7 @@ mod tests {
             (Child::KubeVirt, json!({}), &[][..]),
             (Child::KubeVirt, json!({"infra": {"replicas": 1}, "customizeComponents": {"patches": []}}), &[]),
             (Child::KubeVirt, json!({"infra": {"replicas": 3}}), &["spec.infra.replicas"]),
-            (Child::KubeVirt, json!({"infra": {"nodePlacement": {"nodeSelector": {}}}}), &[]),
+            (Child::KubeVirt, json!({"infra": {"nodePlacement": {"nodeSelector": {"a": "b"}}}}), &[]),
             (
                 Child::KubeVirt,
                 json!({"customizeComponents": {"patches": patches}, "workloads": {"nodePlacement": {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::profile::CloneStrategy;
 use super::size::Overhead;
 use crate::storage::seen::{Class, map, text, texts};
+use crate::view::WAITS;
 
 /// Annotation of CDIConfig with the CDI object's `cloneStrategyOverride`. Ours.
 pub const CLONE_STRATEGY: &str = "ferrovirt.io/clone-strategy-override";
@@ -170,8 +171,12 @@ impl Settings {
 /// The fields read from a CDI object itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Installed {
-    /// Creation time and name, by which the oldest CDI object counts; `None` while it is being deleted.
-    pub age: Option<(String, String)>,
+    /// Creation time and name, by which the oldest CDI object counts.
+    pub age: (String, String),
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether its deletion waits for DataVolumes instead of removing them.
+    pub waits: bool,
     /// Whether it is available and not degraded.
     pub available: bool,
     /// `spec.imagePullPolicy`: of worker images.
@@ -185,31 +190,38 @@ impl From<&Value> for Installed {
         let policy = cdi["spec"]["imagePullPolicy"].as_str().filter(|policy| !policy.is_empty());
         Self {
             age: age(cdi),
+            deleting: is_deleted(cdi),
+            waits: cdi["spec"]["uninstallStrategy"] == WAITS,
             available: is("Available") && !is("Degraded"),
             pull_policy: policy.unwrap_or(PULL_POLICY).to_owned(),
         }
     }
 }
 
-/// Creation time and name of a CDI object; `None` while it is being deleted.
-fn age(cdi: &Value) -> Option<(String, String)> {
+/// Creation time and name of a CDI object.
+fn age(cdi: &Value) -> (String, String) {
     let meta = &cdi["metadata"];
-    meta["deletionTimestamp"].is_null().then(|| (text(&meta["creationTimestamp"]), text(&meta["name"])))
+    (text(&meta["creationTimestamp"]), text(&meta["name"]))
 }
 
-fn oldest<T>(all: impl IntoIterator<Item = T>, age: impl Fn(&T) -> Option<(String, String)>) -> Option<T> {
-    let aged = all.into_iter().filter_map(|one| Some((age(&one)?, one)));
-    aged.min_by(|one, other| one.0.cmp(&other.0)).map(|(_, one)| one)
+fn is_deleted(cdi: &Value) -> bool {
+    !cdi["metadata"]["deletionTimestamp"].is_null()
 }
 
 /// The CDI object that counts: the oldest that is not being deleted.
 pub fn effective(all: &[Value]) -> Option<&Value> {
-    oldest(all, |one| age(one))
+    all.iter().filter(|one| !is_deleted(one)).min_by_key(|one| age(one))
 }
 
 /// The same, of what was read of each.
 pub fn installed(all: impl IntoIterator<Item = Arc<Installed>>) -> Option<Arc<Installed>> {
-    oldest(all, |one| one.age.clone())
+    all.into_iter().filter(|one| !one.deleting).min_by(|one, other| one.age.cmp(&other.age))
+}
+
+/// Whether the oldest CDI object is being deleted, and all DataVolumes with it.
+pub fn is_removed(all: impl IntoIterator<Item = Arc<Installed>>) -> bool {
+    let oldest = all.into_iter().min_by(|one, other| one.age.cmp(&other.age));
+    oldest.is_some_and(|oldest| oldest.deleting && !oldest.waits)
 }
 
 /// A new CDIConfig for a CDI object.
@@ -359,6 +371,30 @@ mod tests {
         let going = cdi("going", "2026-01-01T00:00:00Z", Some("2026-01-03T00:00:00Z"));
         assert_eq!(chosen(vec![going.clone(), new]).as_deref(), Some("new"));
         assert_eq!(chosen(vec![going]), None);
+    }
+
+    #[test]
+    fn removal_takes_data_volumes_with_it_unless_it_waits_for_them() {
+        let cdi = |created: &str, deleted: bool, strategy: &str| {
+            let deleted = deleted.then_some("2026-01-03T00:00:00Z");
+            Arc::new(Installed::from(&json!({
+                "metadata": {"name": "cdi", "creationTimestamp": created, "deletionTimestamp": deleted},
+                "spec": {"uninstallStrategy": strategy},
+            })))
+        };
+        let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+        for (all, expected) in [
+            (vec![], false),
+            (vec![cdi(early, false, "RemoveWorkloads")], false),
+            (vec![cdi(early, true, "RemoveWorkloads")], true),
+            (vec![cdi(early, true, "")], true),
+            (vec![cdi(early, true, WAITS)], false),
+            (vec![cdi(early, true, "RemoveWorkloads"), cdi(late, false, "")], true),
+            // A duplicate never owned DataVolumes.
+            (vec![cdi(early, false, "RemoveWorkloads"), cdi(late, true, "")], false),
+        ] {
+            assert_eq!(is_removed(all.clone()), expected, "{all:?}");
+        }
     }
 
     #[test]

@@ -68,6 +68,10 @@ impl From<&ObjectMeta> for Age {
     }
 }
 
+/// The uninstall strategy of `KubeVirt` and `CDI` with which their deletion waits for workloads; with others these are
+/// removed.
+pub(crate) const WAITS: &str = "BlockUninstallIfWorkloadsExist";
+
 /// The object in effect among all of its kind: the oldest.
 pub(crate) fn oldest<T>(all: impl IntoIterator<Item = T>, age: impl Fn(&T) -> &Age) -> Option<T> {
     all.into_iter().min_by(|one, other| age(one).cmp(age(other)))

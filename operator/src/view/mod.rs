@@ -18,7 +18,7 @@ mod volume;
 pub(crate) use gates::Gates;
 pub(crate) use instance::{GuestOs, Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
 pub(crate) use machine::{Description, Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
-pub(crate) use meta::{Age, Condition, Meta, condition, is_false, is_true, oldest};
+pub(crate) use meta::{Age, Condition, Meta, WAITS, condition, is_false, is_true, oldest};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
 pub(crate) use selector::{meets, selector_problem, selector_text, selects};

@@ -253,6 +253,21 @@ pub(crate) enum Remote {
         #[arg(short, long, value_enum, default_value_t = Document::Yaml)]
         output: Document,
     },
+    /// Print the objects that a virtual machine needs, as a tree
+    #[command(name = "objectgraph")]
+    ObjectGraph {
+        /// Name of the virtual machine, or with --vmi of the VirtualMachineInstance
+        name: String,
+        /// Start from the VirtualMachineInstance
+        #[arg(long)]
+        vmi: bool,
+        /// Without the objects that it runs without
+        #[arg(long)]
+        exclude_optional: bool,
+        /// Labels that the objects must have: KEY=VALUE[,KEY=VALUE]
+        #[arg(long, value_name = "LABELS", value_delimiter = ',', value_parser = label)]
+        selector: Vec<(String, String)>,
+    },
 }
 
 /// Verbs that work without one.
@@ -316,6 +331,10 @@ pub(crate) enum Create {
     /// A VirtualMachine
     #[command(visible_alias = "VirtualMachine")]
     Vm(Box<create::Options>),
+    /// A VirtualMachineClusterInstancetype, or a VirtualMachineInstancetype
+    Instancetype(create::flavor::InstancetypeOptions),
+    /// A VirtualMachineClusterPreference, or a VirtualMachinePreference
+    Preference(create::flavor::PreferenceOptions),
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
@@ -379,9 +398,13 @@ mod tests {
             "memory-dump get a --claim-name c --create-claim --storage-class s --access-mode ReadWriteMany",
             "memory-dump remove a",
             "create vm --name a --memory 1Gi",
+            "create instancetype --cpu 2 --memory 1Gi --gpu name:gpu1,devicename:nvidia --namespaced",
+            "create preference --cpu-topology sockets",
             "expose vmi a --name s --port 22 --type NodePort",
             "expand --vm a -o json",
             "expand -f a.yaml",
+            "objectgraph a",
+            "objectgraph a --vmi --exclude-optional --selector k=v,l=w",
             "image-upload dv a --size 1Gi --image-path f --uploadproxy-url https://x --insecure --force-bind",
             "image-upload pvc a --no-create --archive-path f --wait-secs 5",
             "version --client",
@@ -400,6 +423,7 @@ mod tests {
             "usbredir",
             "usbredir 02-03 a b",
             "migrate a --addedNodeSelector k",
+            "objectgraph a --selector k",
         ] {
             assert!(parsed(words).is_err(), "{words}");
         }

@@ -1,8 +1,10 @@
 //! `create vm`: a VirtualMachine from flags, printed and not sent. [`machine`] is pure but for the names it is given.
 //!
-//! Not here: the volumes ([`volumes`]) and cloud-init ([`init`]).
+//! Not here: the volumes ([`volumes`]), cloud-init ([`init`]), instance types and preferences ([`flavor`]).
 
+pub(crate) mod flavor;
 mod init;
+mod parameters;
 mod volumes;
 
 use clap::ValueEnum;
@@ -68,9 +70,14 @@ pub(crate) struct Options {
 /// # Errors
 /// The flags contradict each other, or a password file cannot be read.
 pub(crate) fn vm(typed: &Options, namespace: Option<&str>) -> Result<String> {
-    let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(5).collect();
-    let name = typed.name.clone().unwrap_or_else(|| format!("vm-{}", random.to_lowercase()));
+    let name = named(typed.name.as_deref(), "vm-");
     render(&machine(typed, &name, namespace)?, typed.output)
+}
+
+/// The name that was given, or the prefix and five random characters.
+fn named(given: Option<&str>, prefix: &str) -> String {
+    let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(5).collect();
+    given.map_or_else(|| format!("{prefix}{}", random.to_lowercase()), str::to_owned)
 }
 
 fn machine(typed: &Options, name: &str, namespace: Option<&str>) -> Result<Value> {

@@ -13,7 +13,7 @@ use crate::power::{self, cancel_evacuation, cancel_migration, grace, send};
 use crate::site::{Site, Which};
 use crate::ssh::{self, Way};
 use crate::target::{Target, TargetKind};
-use crate::{console, create, dump, expand, expose, forward, upload, usb, version, vnc, volume};
+use crate::{console, create, dump, expand, expose, forward, graph, upload, usb, version, vnc, volume};
 
 /// How the program was started.
 #[derive(Clone, Debug)]
@@ -70,6 +70,12 @@ async fn act(invocation: &Invocation, client: Client) -> Result<String> {
     match verb {
         Verb::Local(Local::Create { what: Create::Vm(options) }) => {
             create::vm(&options, which.namespace.as_deref())
+        }
+        Verb::Local(Local::Create { what: Create::Instancetype(options) }) => {
+            create::flavor::instancetype(&options, which.namespace.as_deref())
+        }
+        Verb::Local(Local::Create { what: Create::Preference(options) }) => {
+            create::flavor::preference(&options, which.namespace.as_deref())
         }
         Verb::Local(Local::Version { client: true, output }) => version::version(None, output).await,
         Verb::Local(Local::Version { client: false, output }) => {
@@ -166,6 +172,10 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
         Remote::Expand { vm: Some(name), output, .. } => expand::of_cluster(&site, &name, output).await,
         Remote::Expand { vm: None, file, output } => {
             expand::of_file(&site, &file.unwrap_or_else(|| "-".into()), output).await
+        }
+        Remote::ObjectGraph { name, vmi, exclude_optional, selector } => {
+            let target = if vmi { Target::instance(&name) } else { machine(&name) };
+            graph::graph(&site, &target, !exclude_optional, &selector).await
         }
     }
 }

@@ -20,6 +20,7 @@ mod error;
 mod expand;
 mod expose;
 mod forward;
+mod graph;
 mod guest;
 mod output;
 pub mod port;

@@ -117,6 +117,7 @@ impl ApiServer {
                 &put("expand-vm-spec"),
                 ok(json!({"kind": "VirtualMachine", "spec": {"x": 1}})),
             )
+            .get(&put("virtualmachines/a/objectgraph"), ok(json!({"children": []})))
             .get(&put("virtualmachineinstances/a/userlist"), ok(json!({"items": [{"userName": "root"}]})))
             .get(&format!("{V}/virtualmachines/a"), ok(json!({"metadata": {"name": "a"}})))
             .get("/api/v1/namespaces/{ns}/persistentvolumeclaims/v", ok(json!({})))
@@ -232,6 +233,11 @@ fn verbs_send_requests_and_print_messages_of_virtctl() {
     let expanded = good(&api.run(&["expand", "-f", file.to_str().unwrap(), "-o", "json"]));
     assert_eq!(serde_json::from_str::<Value>(&expanded).unwrap()["spec"]["x"], 1);
     assert_eq!(api.take_requests()[0].1["kind"], "VirtualMachine");
+    let graph = good(&api.run(&["objectgraph", "a", "--exclude-optional", "--selector", "k=v"]));
+    assert_eq!(graph, "{\n  \"children\": []\n}\n");
+    let path = "/apis/subresources.kubevirt.io/v1/namespaces/shop/virtualmachines/a/objectgraph";
+    let asked = json!({"includeOptionalNodes": false, "labelSelector": {"matchLabels": {"k": "v"}}});
+    assert_eq!(api.take_requests(), [(format!("GET {path}"), asked)]);
 }
 
 #[test]

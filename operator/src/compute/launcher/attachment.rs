@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use virt::pod;
 
 use super::storage::helper_resources;
-use super::{QEMU, Settings, container_security, pull_with};
+use super::{QEMU, Settings, pull_with, read_only_security};
 
 /// Start of every attachment pod's name. The eviction webhook selects pods by it.
 const PREFIX: &str = "hp-volume-";
@@ -50,7 +50,7 @@ pub(in crate::compute) fn attachment(of: &Attachment<'_>, settings: &Settings) -
         "name": "hotplug-disk",
         "image": settings.image,
         "command": ["/usr/bin/container-disk"],
-        "securityContext": container_security(),
+        "securityContext": read_only_security(),
         "resources": helper_resources(),
     });
     if of.is_block {
@@ -123,6 +123,7 @@ mod tests {
         let container = &pod["spec"]["containers"][0];
         assert_eq!(container["volumeMounts"][0]["mountPath"], "/attached/data");
         assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]));
+        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
         assert_eq!(pod["spec"].get("imagePullSecrets"), None);
         of.is_block = true;
         let login = Settings { pull_secrets: ["login".to_owned()].into(), ..Settings::default() };

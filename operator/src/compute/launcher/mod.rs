@@ -102,6 +102,8 @@ pub(super) struct Settings {
     /// VMs get the values of their instance types and preferences in place of the references
     /// (`instancetype.referencePolicy: expandAll`).
     pub(super) expand_all: bool,
+    /// The platform is being removed with its workloads: replica sets and pools make nothing.
+    pub(super) removing: bool,
 }
 
 impl Settings {
@@ -133,6 +135,7 @@ impl Default for Settings {
             placement: NodePlacement::default(),
             cpu_limit_namespaces: None,
             expand_all: false,
+            removing: false,
         }
     }
 }
@@ -213,7 +216,11 @@ pub(super) fn pod(
             ]),
             Purpose::Provision => json!([LAUNCHER, "--version"]),
         },
-        "securityContext": container_security(),
+        "securityContext": match purpose {
+            // libvirt, QEMU and swtpm have temporary files at places of their own.
+            Purpose::Guest => container_security(),
+            Purpose::Provision => read_only_security(),
+        },
         "resources": resources::compute(spec, raw, settings, facts.limits)?,
         "volumeMounts": storage.mounts,
     });
@@ -315,7 +322,7 @@ fn console_log(settings: &Settings) -> Value {
         "image": settings.image,
         "command": ["/usr/bin/virt-tail", "--logfile", format!("{}/{}", virt::pod::PRIVATE, virt::pod::CONSOLE_LOG)],
         "restartPolicy": "Always",
-        "securityContext": container_security(),
+        "securityContext": read_only_security(),
         "resources": storage::helper_resources(),
         "volumeMounts": [{"name": "private", "mountPath": virt::pod::PRIVATE, "readOnly": true}],
     });
@@ -331,6 +338,13 @@ fn container_security() -> Value {
         "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": QEMU, "runAsGroup": QEMU,
         "capabilities": {"drop": ["ALL"]},
     })
+}
+
+/// The same, for containers that write to their volumes only.
+fn read_only_security() -> Value {
+    let mut security = container_security();
+    security["readOnlyRootFilesystem"] = json!(true);
+    security
 }
 
 fn labels(object: &VirtualMachineInstance) -> BTreeMap<String, String> {

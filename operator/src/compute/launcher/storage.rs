@@ -7,7 +7,7 @@ use api::kubevirt::{CloudInit, VirtualMachineInstance, Volume};
 use serde_json::{Value, json};
 use virt::pod;
 
-use super::{Purpose, Settings, Unsupported, container_security};
+use super::{Purpose, Settings, Unsupported, read_only_security};
 
 /// emptyDirs of every pod, and where container `compute` sees them.
 const DIRECTORIES: [(&str, &str); 5] = [
@@ -253,7 +253,7 @@ impl Storage {
             "name": pod::image_container(volume),
             "image": image,
             "command": [format!("{BINARY_DIRECTORY}/container-disk")],
-            "securityContext": container_security(),
+            "securityContext": read_only_security(),
             "resources": helper_resources(),
             "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": BINARY_DIRECTORY, "readOnly": true}],
         });
@@ -273,7 +273,7 @@ impl Storage {
             "name": "container-disk-binary",
             "image": settings.image,
             "command": ["/usr/bin/cp", "/usr/bin/container-disk", format!("{BINARY_DIRECTORY}/container-disk")],
-            "securityContext": container_security(),
+            "securityContext": read_only_security(),
             "resources": helper_resources(),
             "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": BINARY_DIRECTORY}],
         });

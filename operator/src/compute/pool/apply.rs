@@ -91,7 +91,8 @@ async fn decide(
     templates: &[String],
 ) -> cluster::Result<Plan> {
     let now = Context::now();
-    let planned = plan(pool, members, templates, &Selected::default(), now);
+    let removing = context.settings().removing;
+    let planned = plan(pool, members, templates, &Selected::default(), now, removing);
     let (scale_in, update) = plan::selectors(pool);
     if !planned.chooses() || (scale_in.is_none() && update.is_none()) {
         return Ok(planned);
@@ -111,7 +112,7 @@ async fn decide(
         }
     };
     context.client.each(MACHINES, &scope, hear).await?;
-    Ok(plan(pool, members, templates, &selected, now))
+    Ok(plan(pool, members, templates, &selected, now, removing))
 }
 
 /// The whole pool, and the names of older revisions that its members have with the same template. `None`: the pool changed

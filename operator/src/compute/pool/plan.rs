@@ -133,15 +133,17 @@ pub(super) fn counts(members: &[Member<'_>]) -> (usize, usize) {
     (active.clone().count(), active.filter(|member| member.machine.status.ready).count())
 }
 
-/// The steps of a pool. `templates`: names of revisions that hold the same template as the current one.
+/// The steps of a pool. `templates`: names of revisions that hold the same template as the current one. `removing`:
+/// workloads are removed with the platform, so that there are no steps.
 pub(super) fn plan(
     pool: &Pool,
     members: &[Member<'_>],
     templates: &[String],
     selected: &Selected,
     now: u64,
+    removing: bool,
 ) -> Plan {
-    if pool.metadata.deleting() || pool.spec.paused {
+    if pool.metadata.deleting() || pool.spec.paused || removing {
         return Plan::default();
     }
     let mut active: Vec<Member<'_>> =
@@ -361,7 +363,7 @@ mod tests {
             Step::Keep(name, _) => format!("={name}"),
             Step::Delete(name, _) => format!("-{name}"),
         };
-        let planned = plan(pool, &members, &[], selected, 1_800_000_000);
+        let planned = plan(pool, &members, &[], selected, 1_800_000_000, false);
         let mut shown: Vec<String> = planned.steps.iter().map(show).collect();
         shown.extend(planned.failure.map(|failure| failure.reason.to_owned()));
         shown
@@ -481,7 +483,7 @@ mod tests {
         let machine = machine(0, "p-1", true);
         let members = [Member { machine: &machine, instance: None }];
         let scaled = pool(json!({"replicas": 1}));
-        let decided = |pool: &Pool| plan(pool, &members, &["p-1".to_owned()], &Selected::default(), 0);
+        let decided = |pool: &Pool| plan(pool, &members, &["p-1".to_owned()], &Selected::default(), 0, false);
         assert_eq!(decided(&scaled), Plan::default());
         assert!(!decided(&scaled).gives_template());
         // A VM that is created names the current revision, which is stored for it.
@@ -509,6 +511,13 @@ mod tests {
         ] {
             assert_eq!(unused(name, owner), expected, "{name} of {owner}");
         }
+    }
+
+    #[test]
+    fn nothing_is_made_again_while_workloads_are_removed() {
+        let pool = pool(json!({"replicas": 3}));
+        let planned = |removing| plan(&pool, &[], &[], &Selected::default(), 0, removing);
+        assert_eq!((planned(true), planned(false).steps.len()), (Plan::default(), 3));
     }
 
     #[test]

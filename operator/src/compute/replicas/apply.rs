@@ -19,7 +19,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     let Some(set) = context.caches.replica_sets.get(key) else { return Outcome::Done };
     let members = context.caches.instances_of(&set.metadata.uid);
     let members: Vec<&Instance> = members.iter().map(AsRef::as_ref).collect();
-    let steps = plan(&set, &members);
+    let steps = plan(&set, &members, context.settings().removing);
     let mut failure = None;
     let mut whole = None;
     for step in &steps {

@@ -36,9 +36,9 @@ pub(super) fn counts(members: &[&Instance]) -> (usize, usize) {
     (active.clone().count(), active.filter(|instance| is_ready(instance)).count())
 }
 
-/// The steps of a set. `members`: its instances.
-pub(super) fn plan(set: &ReplicaSet, members: &[&Instance]) -> Vec<Step> {
-    if set.metadata.deleting() || set.spec.paused {
+/// The steps of a set. `members`: its instances. While workloads are removed with the platform there are none.
+pub(super) fn plan(set: &ReplicaSet, members: &[&Instance], removing: bool) -> Vec<Step> {
+    if set.metadata.deleting() || set.spec.paused || removing {
         return Vec::new();
     }
     let delete =
@@ -123,25 +123,25 @@ mod tests {
 
     #[test]
     fn missing_instances_are_created_under_names_that_stay() {
-        let steps = plan(&set(3), &[]);
+        let steps = plan(&set(3), &[], false);
         assert_eq!(steps.len(), 3);
-        assert_eq!(steps, plan(&set(3), &[]), "a repeated reconciliation creates the same");
+        assert_eq!(steps, plan(&set(3), &[], false), "a repeated reconciliation creates the same");
         let Step::Create(first) = &steps[0] else { panic!("{steps:?}") };
         assert!(first.starts_with("web") && first.len() == 8, "{first}");
         let there = member(first, "2026-01-01T00:00:00Z", "Running", true);
-        assert_eq!(plan(&set(3), &[&there]), steps[1..], "names that exist are not used again");
-        assert_eq!(plan(&set(1000), &[]).len(), BURST);
+        assert_eq!(plan(&set(3), &[&there], false), steps[1..], "names that exist are not used again");
+        assert_eq!(plan(&set(1000), &[], false).len(), BURST);
     }
 
     #[test]
     fn ended_instances_are_replaced() {
         let ended = member("webended", "2026-01-01T00:00:00Z", "Failed", false);
-        let steps = plan(&set(1), &[&ended]);
+        let steps = plan(&set(1), &[&ended], false);
         assert_eq!(names(&steps)[0], "-webended");
         assert!(names(&steps)[1].starts_with("+web"));
         let mut going = ended;
         going.metadata.deletion_timestamp = Some("2026-01-01T00:00:01Z".into());
-        assert_eq!(plan(&set(1), &[&going]).len(), 1, "its deletion is not asked for twice");
+        assert_eq!(plan(&set(1), &[&going], false).len(), 1, "its deletion is not asked for twice");
     }
 
     #[test]
@@ -153,19 +153,26 @@ mod tests {
         ];
         let all: Vec<&Instance> = members.iter().collect();
         assert_eq!(counts(&all), (3, 2));
-        assert_eq!(names(&plan(&set(1), &all)), ["-starting", "-new"]);
-        assert_eq!(names(&plan(&set(0), &all)).len(), 3);
-        assert_eq!(plan(&set(3), &all), []);
+        assert_eq!(names(&plan(&set(1), &all, false)), ["-starting", "-new"]);
+        assert_eq!(names(&plan(&set(0), &all, false)).len(), 3);
+        assert_eq!(plan(&set(3), &all, false), []);
     }
 
     #[test]
     fn paused_and_deleted_sets_change_nothing() {
         let mut paused = set(3);
         paused.spec.paused = true;
-        assert_eq!(plan(&paused, &[]), []);
+        assert_eq!(plan(&paused, &[], false), []);
         let mut deleted = set(3);
         deleted.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
-        assert_eq!(plan(&deleted, &[]), []);
+        assert_eq!(plan(&deleted, &[], false), []);
+    }
+
+    #[test]
+    fn nothing_is_made_again_while_workloads_are_removed() {
+        let ended = member("webended", "2026-01-01T00:00:00Z", "Failed", false);
+        assert_eq!(plan(&set(3), &[&ended], true), []);
+        assert_eq!(plan(&set(3), &[&ended], false).len(), 4);
     }
 
     #[test]

@@ -5,6 +5,8 @@ use api::hyperconverged::{Certificates, ImportCron, TemplateMeta, TlsProfile};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::view::WAITS;
+
 use super::read::Facts;
 
 /// Inputs of rendering; missing groups are replaced by empty ones.
@@ -70,7 +72,7 @@ impl<'a> Input<'a> {
     /// `BlockUninstallIfWorkloadsExist` or `RemoveWorkloads`.
     pub(super) fn uninstall_strategy(&self) -> String {
         let strategy = self.deployment.uninstall_strategy.clone();
-        strategy.unwrap_or_else(|| "BlockUninstallIfWorkloadsExist".to_owned())
+        strategy.unwrap_or_else(|| WAITS.to_owned())
     }
 
     /// Boot image imports that are switched on, with their defaults.

@@ -3,6 +3,8 @@
 use cluster::Resource;
 use cluster::review::{Answer, Request};
 
+use crate::view::WAITS;
+
 /// The object that switches the platform or a half of it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Platform {
@@ -23,20 +25,27 @@ const fn compute(plural: &'static str, name: &'static str) -> Workload {
     Workload { resource: Resource::namespaced("kubevirt.io", "v1", plural), name }
 }
 
-const COMPUTE: [Workload; 3] = [
+/// Pools, which may have no VM.
+const POOLS: Workload = Workload {
+    resource: Resource::namespaced("pool.kubevirt.io", "v1beta1", "virtualmachinepools"),
+    name: "Virtual Machine Pools",
+};
+const COMPUTE: [Workload; 4] = [
     compute("virtualmachineinstances", "Virtual Machine Instances"),
     compute("virtualmachines", "Virtual Machines"),
     compute("virtualmachineinstancereplicasets", "Virtual Machine Instance Replica Sets"),
+    POOLS,
 ];
 const DATA_VOLUMES: Workload = Workload {
     resource: Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes"),
     name: "DataVolumes",
 };
 const STORAGE: [Workload; 1] = [DATA_VOLUMES];
-const EVERYTHING: [Workload; 4] = [
+const EVERYTHING: [Workload; 5] = [
     compute("virtualmachineinstances", "Virtual Machine Instances"),
     compute("virtualmachines", "Virtual Machines"),
     compute("virtualmachineinstancereplicasets", "Virtual Machine Instance Replica Sets"),
+    POOLS,
     DATA_VOLUMES,
 ];
 
@@ -48,7 +57,7 @@ pub(super) fn blocking(platform: Platform, request: &Request) -> &'static [Workl
         Platform::KubeVirt | Platform::Cdi => &old["spec"]["uninstallStrategy"],
         Platform::HyperConverged => &old["spec"]["deployment"]["uninstallStrategy"],
     };
-    if request.operation != "DELETE" || strategy != "BlockUninstallIfWorkloadsExist" {
+    if request.operation != "DELETE" || strategy != WAITS {
         return &[];
     }
     if platform == Platform::HyperConverged {
@@ -85,17 +94,16 @@ mod tests {
 
     #[test]
     fn deletion_looks_for_workloads_only_where_they_block_it() {
-        const BLOCK: &str = "BlockUninstallIfWorkloadsExist";
         for (platform, operation, strategy, phase, expected) in [
-            (Platform::KubeVirt, "DELETE", BLOCK, "Deployed", 3),
-            (Platform::KubeVirt, "DELETE", BLOCK, "Deploying", 0),
+            (Platform::KubeVirt, "DELETE", WAITS, "Deployed", 4),
+            (Platform::KubeVirt, "DELETE", WAITS, "Deploying", 0),
             (Platform::KubeVirt, "DELETE", "RemoveWorkloads", "Deployed", 0),
             (Platform::KubeVirt, "DELETE", "", "Deployed", 0),
-            (Platform::KubeVirt, "UPDATE", BLOCK, "Deployed", 0),
-            (Platform::Cdi, "DELETE", BLOCK, "Deployed", 1),
-            (Platform::Cdi, "DELETE", BLOCK, "Deploying", 1),
-            (Platform::Cdi, "DELETE", BLOCK, "Error", 0),
-            (Platform::Cdi, "DELETE", BLOCK, "", 0),
+            (Platform::KubeVirt, "UPDATE", WAITS, "Deployed", 0),
+            (Platform::Cdi, "DELETE", WAITS, "Deployed", 1),
+            (Platform::Cdi, "DELETE", WAITS, "Deploying", 1),
+            (Platform::Cdi, "DELETE", WAITS, "Error", 0),
+            (Platform::Cdi, "DELETE", WAITS, "", 0),
             (Platform::Cdi, "DELETE", "RemoveWorkloads", "Deployed", 0),
         ] {
             let old_object = json!({"spec": {"uninstallStrategy": strategy}, "status": {"phase": phase}});

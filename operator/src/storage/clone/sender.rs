@@ -160,6 +160,7 @@ mod tests {
         let text = made["spec"]["containers"][0]["env"].to_string();
         assert!(text.contains(r#""secretKeyRef":{"key":"tls.key""#), "{text}");
         assert!(text.contains("https://cdi-upload-tmp-pvc-copy.mine.svc:8443/v1beta1/upload"), "{text}");
+        assert_eq!(made["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"], true);
         assert_eq!(client(("golden", "disk"), &target), "golden/disk-mine/copy");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use cluster::{Key, Outcome, Resource, Result, Scope};
+use cluster::{Apply, Key, Outcome, Resource, Result, Scope};
 use serde_json::{Value, json};
 use virt::time;
 
@@ -21,6 +21,43 @@ const PROXY: &str = "cdi-uploadproxy";
 const ROUTES: Resource = Resource::namespaced("route.openshift.io", "v1", "routes");
 const INGRESSES: Resource = Resource::namespaced("networking.k8s.io", "v1", "ingresses");
 
+/// The path that exists where the cluster has Routes.
+const ROUTES_GROUP: &str = "/apis/route.openshift.io/v1";
+/// Label of the platform's own objects.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+
+/// The Route to the upload proxy: the router has the certificate that users see, and trusts those of the proxy's
+/// authority. An upload may take as long as upstream's. It goes with CDIConfig.
+fn route(namespace: &str, config: &Value, bundle: &str) -> Value {
+    json!({
+        "apiVersion": ROUTES.api_version(),
+        "kind": "Route",
+        "metadata": {
+            "name": PROXY,
+            "namespace": namespace,
+            "labels": {MANAGED_BY: "ferrovirt", "app.kubernetes.io/part-of": "ferrovirt"},
+            "annotations": {"haproxy.router.openshift.io/timeout": "60m"},
+            "ownerReferences": [{
+                "apiVersion": names::API_VERSION, "kind": "CDIConfig", "name": config["metadata"]["name"],
+                "uid": config["metadata"]["uid"],
+            }],
+        },
+        "spec": {
+            "port": {"targetPort": "https"},
+            "tls": {"termination": "reencrypt", "destinationCACertificate": bundle},
+            "to": {"kind": "Service", "name": PROXY, "weight": 100},
+        },
+    })
+}
+
+/// Whether the Route has to be written: there is none, or it is the platform's own and trusts other certificates.
+fn is_stale(found: Option<&Value>, wanted: &Value) -> bool {
+    let Some(found) = found else { return true };
+    let trusted = |route: &Value| route["spec"]["tls"]["destinationCACertificate"].clone();
+    let own = found["metadata"]["labels"][MANAGED_BY] == wanted["metadata"]["labels"][MANAGED_BY];
+    own && trusted(found) != trusted(wanted)
+}
+
 /// The host of an Ingress that leads to the upload proxy.
 fn ingress_host(ingress: &Value) -> Option<String> {
     let default = ingress["spec"]["defaultBackend"]["service"]["name"] == PROXY;
@@ -34,14 +71,35 @@ fn ingress_host(ingress: &Value) -> Option<String> {
 
 impl Controller {
     /// The host name by which the upload proxy is reached from outside: of its Route, or of an Ingress that leads to it.
-    async fn proxy_host(&self) -> Result<String> {
+    async fn proxy_host(&self, config: &Value) -> Result<String> {
         let namespace = &self.setup.namespace;
-        let route: Option<Value> = self.client.find_cached(ROUTES, &Key::new(namespace, PROXY)).await?;
+        let route = self.route(config).await?;
         if let Some(host) = route.as_ref().and_then(|route| route["spec"]["host"].as_str()) {
             return Ok(host.to_owned());
         }
         let ingresses = self.client.list::<Value>(INGRESSES, &Scope::all().namespace(namespace)).await?;
         Ok(ingresses.iter().find_map(ingress_host).unwrap_or_default())
+    }
+
+    /// The Route to the upload proxy, made or changed where the cluster has the kind; one of an administrator stays.
+    async fn route(&self, config: &Value) -> Result<Option<Value>> {
+        let namespace = &self.setup.namespace;
+        let key = Key::new(namespace, PROXY);
+        let found: Option<Value> = self.client.find_cached(ROUTES, &key).await?;
+        let bundle = self.signers.proxy_bundle();
+        let wanted = route(namespace, config, &bundle);
+        if bundle.is_empty() || !is_stale(found.as_ref(), &wanted) {
+            return Ok(found);
+        }
+        if found.is_none() {
+            match self.client.read::<Value>(ROUTES_GROUP).await {
+                Ok(_) => {}
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let apply = Apply { manager: "ferrovirt-storage", force: true };
+        self.client.apply(ROUTES, &key, &wanted, apply).await.map(Some)
     }
 
     /// CDIConfig with what the CDI object sets; without one, as it is.
@@ -98,7 +156,7 @@ impl Controller {
         let nodes: Value = self.client.read("/api/v1/nodes?limit=2").await?;
         let single = nodes["items"].as_array().is_some_and(|nodes| nodes.len() < 2);
         self.single_node.store(single, Ordering::Relaxed);
-        let host = self.proxy_host().await?;
+        let host = self.proxy_host(&config).await?;
         let status = settings::status(&config, &self.classes().classes, &host, &self.signers.proxy_bundle());
         // Route, Ingress and bundle change without a change of CDIConfig.
         let again = Ok(Outcome::After(RECHECK));
@@ -255,6 +313,22 @@ mod tests {
             (&json!("Failed"), &json!("False"))
         );
         assert_eq!(answered(&json!({"status": status}), "2"), None);
+    }
+
+    #[test]
+    fn the_route_follows_the_proxys_authority_and_one_of_an_administrator_stays() {
+        let config = json!({"metadata": {"name": "config", "uid": "u"}});
+        let made = |bundle: &str| route("ns", &config, bundle);
+        let first = made("first");
+        assert_eq!(first["apiVersion"], "route.openshift.io/v1");
+        let tls = json!({"termination": "reencrypt", "destinationCACertificate": "first"});
+        assert_eq!((&first["spec"]["tls"], &first["spec"]["to"]["name"]), (&tls, &json!("cdi-uploadproxy")));
+        assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], "u");
+        assert!(is_stale(None, &first));
+        assert!(!is_stale(Some(&first), &first) && is_stale(Some(&first), &made("second")));
+        let theirs =
+            json!({"metadata": {"name": "cdi-uploadproxy"}, "spec": {"tls": {"termination": "passthrough"}}});
+        assert!(!is_stale(Some(&theirs), &first));
     }
 
     #[test]

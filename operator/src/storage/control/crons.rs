@@ -51,6 +51,7 @@ impl Controller {
         let template = DataVolume::from(&json!({"spec": cron.template["spec"]}));
         let class = claim::class(&template, &classes).ok().flatten();
         let profile = class.map(|class| self.profile(class));
+        let removing = self.is_removed();
         let mut plan = plan::plan(&Observed {
             cron: &cron,
             imports: &imports,
@@ -59,6 +60,7 @@ impl Controller {
             storage: profile.as_ref().map(Storage::of).unwrap_or_default(),
             data_source: &data_source,
             claim: claim.as_ref().map(|claim| claim.meta.uid.as_str()),
+            removing,
             now: &now,
         });
         for step in &plan.steps {
@@ -79,7 +81,7 @@ impl Controller {
         }
         let polled = matches!(cron.source, Source::Claim { .. });
         let snapped = plan.form == Form::Snapshot;
-        Ok(match (plan.trouble.is_some(), polled || snapped) {
+        Ok(match (plan.trouble.is_some(), polled || snapped || removing) {
             (true, _) => Outcome::After(RETRY),
             (false, _) if plan.awaits => Outcome::After(AGAIN),
             (false, true) => Outcome::After(RECHECK),

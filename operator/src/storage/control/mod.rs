@@ -424,6 +424,11 @@ impl Controller {
         settings::installed(self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi))
     }
 
+    /// Whether the CDI object is being deleted with all DataVolumes.
+    fn is_removed(&self) -> bool {
+        settings::is_removed(self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi))
+    }
+
     /// Images of the workers, as the CDI object wants them pulled.
     fn images(&self) -> Images {
         let mut images = self.setup.images.clone();

@@ -26,6 +26,8 @@ pub struct Observed<'a> {
     pub data_source: &'a Value,
     /// Id of the source claim, for crons that follow one.
     pub claim: Option<&'a str>,
+    /// Whether workloads are removed with the platform: nothing is imported.
+    pub removing: bool,
     /// Now, RFC 3339.
     pub now: &'a str,
 }
@@ -205,6 +207,7 @@ fn latest(o: &Observed<'_>, plan: &mut Plan, digest: String) {
             kept(o, plan, &name, &snapshot.meta);
         }
         (_, Some(_)) => plan.awaits = true,
+        (None, None) if o.removing => {}
         (None, None) => plan.steps.push(Step::Import(import(o, &name, &digest))),
         (Some(import), None) if import.meta.deleting || import.status.phase != "Succeeded" => {}
         (Some(import), None) if plan.form == Form::Snapshot => {
@@ -433,7 +436,7 @@ mod tests {
                 }))
             })
             .collect();
-        plan(&Observed {
+        let mut observed = Observed {
             cron,
             imports,
             snapshots,
@@ -441,8 +444,13 @@ mod tests {
             storage,
             data_source,
             claim: None,
+            removing: true,
             now: "2026-01-01T00:00:00Z",
-        })
+        };
+        let removing = plan(&observed).steps;
+        assert!(!removing.iter().any(|step| matches!(step, Step::Import(_))), "{removing:?}");
+        observed.removing = false;
+        plan(&observed)
     }
 
     fn taken(name: &str, ready: bool, used: &str) -> Snapshot {

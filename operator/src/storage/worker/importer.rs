@@ -516,6 +516,7 @@ mod tests {
         assert_eq!(spec["nodeSelector"]["kubernetes.io/arch"], "amd64");
         let text = spec.to_string();
         assert!(!text.contains("accessKeyId") && text.matches("emptyDir").count() == 1);
+        assert_eq!(text.matches(r#""readOnlyRootFilesystem":true"#).count(), 3, "{text}");
         assert!(pod["metadata"]["annotations"].get(RESOLVES_NAMES).is_none());
         let stream = json!({"registry": {"imageStream": "fedora:41", "pullMethod": "node"}});
         let pod = made(&stream, false, &settings).unwrap();

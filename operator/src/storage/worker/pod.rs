@@ -24,12 +24,13 @@ pub(in crate::storage) fn environment(variables: Vec<(String, String)>) -> Vec<V
     variables.into_iter().map(|(name, value)| json!({"name": name, "value": value})).collect()
 }
 
-/// The security context of every container.
+/// The security context of every container: workers write to their volumes only.
 pub(in crate::storage) fn restricted() -> Value {
     json!({
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
         "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
         "runAsNonRoot": true,
         "runAsUser": api::names::QEMU_ID,
         "runAsGroup": api::names::QEMU_ID,

@@ -205,6 +205,7 @@ mod tests {
         assert_eq!((read.image_size, read.filesystem_overhead), (Some(1 << 30), 0.0));
         assert_eq!(read.destination, "/dev/cdi-block-volume");
         assert_eq!(container["securityContext"]["capabilities"]["drop"][0], "ALL");
+        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
         assert_eq!(made["metadata"]["name"], "cdi-upload-prime-u");
         let service = service(&claim, &owner);
         let selected = service["spec"]["selector"]["service"].clone();
