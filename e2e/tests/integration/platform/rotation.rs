@@ -14,17 +14,15 @@ use std::time::{Duration, Instant, SystemTime};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use e2e::volume::Volume;
-use futures_util::stream;
 use guests::telling;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, PostParams};
-use reqwest::{Body, Method};
 use serde_json::{Value, json};
 
 use crate::platform::console::Console;
 use crate::platform::machines::{claim, create, machine, until_answers};
-use crate::platform::place::{DATA_VOLUMES, MACHINES, PLACE, PODS, SECRETS, SERVICES, TIMEOUT};
+use crate::platform::place::{MACHINES, PLACE, PODS, SECRETS, SERVICES, TIMEOUT};
 use crate::platform::streams::{Streams, agent};
-use crate::storage::send;
+use crate::platform::transfers::upload;
 
 const PLATFORM: &str = operator::defaults::NAMESPACE;
 const NAMESPACE: &str = "rotation";
@@ -65,9 +63,6 @@ fn all() -> impl Iterator<Item = &'static Authority> {
 const LOADS: usize = 11;
 /// The place of uploads among them: each takes longer than all other requests.
 const UPLOADS: usize = 7;
-/// Bytes of a piece of an upload, and how many there are, one each quarter of a second.
-const PIECE: usize = 64 << 10;
-const PIECES: u32 = 16;
 
 impl Authority {
     /// Its store and the Secret's version.
@@ -272,39 +267,6 @@ impl Screen {
     }
 }
 
-/// Uploads a disk piece by piece into a DataVolume of its own.
-fn upload(name: &str) -> Result<(), String> {
-    let object = json!({
-        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
-        "metadata": {"name": name, "annotations": {"cdi.kubevirt.io/storage.bind.immediate.requested": ""}},
-        "spec": {"source": {"upload": {}}, "storage": {
-            "storageClassName": "hostpath-csi", "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "8Mi"}},
-        }},
-    });
-    made(&dynamic("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes"), &object, false)?;
-    let until = |phase: &str| {
-        PLACE.until(NAMESPACE, &format!("{name} is {phase}"), || {
-            let volume = PLACE.find(DATA_VOLUMES, NAMESPACE, name)?;
-            (volume["status"]["phase"] == phase).then_some(())
-        });
-    };
-    until("UploadReady");
-    let token = send::token_of(&PLACE.cluster, NAMESPACE, name).map_err(|error| error.to_string())?;
-    let pieces = stream::unfold(0, |count| async move {
-        tokio::time::sleep(Duration::from_millis(250)).await;
-        (count < PIECES).then(|| (Ok::<_, std::io::Error>(vec![0; PIECE]), count + 1))
-    });
-    let (path, body) = ("/v1beta1/upload-async", Body::wrap_stream(pieces));
-    let sent = send::try_send_to(&PLACE.cluster, Method::POST, path, &token, body);
-    match sent.map_err(|error| format!("{error:?}"))? {
-        (200, _) => until("Succeeded"),
-        (status, answer) => return Err(format!("{status} {answer}")),
-    }
-    PLACE.delete(DATA_VOLUMES, NAMESPACE, name);
-    Ok(())
-}
-
 /// The load: each is asked again and again; the first failure ends the test.
 fn load(over: &AtomicBool, done: &[AtomicU32; LOADS], token: &str) {
     let again = |index: usize, what: &str, ask: &mut dyn FnMut() -> Result<(), String>| {
@@ -358,7 +320,7 @@ fn load(over: &AtomicBool, done: &[AtomicU32; LOADS], token: &str) {
             let mut count = 0;
             again(UPLOADS, "upload", &mut || {
                 count += 1;
-                upload(&format!("upload{count}"))
+                upload(NAMESPACE, &format!("upload{count}"))
             });
         });
         scope.spawn(move || {

@@ -7,12 +7,15 @@ use cluster::Resource;
 use serde_json::{Value, json};
 
 use crate::platform::place::{CLAIMS, DATA_SOURCES, DATA_VOLUMES, INSTANCES, MACHINES, PLACE};
+use crate::platform::transfers::data_volume;
 
 const SETS: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstancereplicasets");
 const POOLS: Resource = Resource::namespaced("pool.kubevirt.io", "v1beta1", "virtualmachinepools");
 const CRONS: Resource = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "dataimportcrons");
 /// Storage class of the node's own storage.
 const CLASS: &str = "hostpath-csi";
+/// Of the DataVolume and of its copies.
+const SIZE: &str = "32Mi";
 
 /// A guest without disks: its BIOS finds nothing to boot and waits.
 fn template(label: &str) -> Value {
@@ -26,13 +29,6 @@ fn template(label: &str) -> Value {
             },
             "networks": [{"name": "default", "pod": {}}],
         },
-    })
-}
-
-fn storage() -> Value {
-    json!({
-        "storageClassName": CLASS, "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "32Mi"}},
     })
 }
 
@@ -53,17 +49,16 @@ fn sets(namespace: &str) {
 }
 
 fn imports(namespace: &str) {
-    let golden = json!({
-        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
-        "metadata": {"name": "golden", "annotations": {"cdi.kubevirt.io/storage.bind.immediate.requested": ""}},
-        "spec": {"source": {"blank": {}}, "storage": storage()},
+    let golden = data_volume("golden", &json!({"blank": {}}), SIZE);
+    let spec = json!({
+        "source": {"pvc": {"namespace": namespace, "name": "golden"}},
+        "storage": golden["spec"]["storage"],
     });
-    let source = json!({"pvc": {"namespace": namespace, "name": "golden"}});
     let cron = json!({
         "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataImportCron", "metadata": {"name": "nightly"},
         "spec": {
             "managedDataSource": "image", "schedule": "0 3 * * *", "importsToKeep": 1, "retentionPolicy": "None",
-            "template": {"spec": {"source": source, "storage": storage()}},
+            "template": {"spec": spec},
         },
     });
     PLACE.create(DATA_VOLUMES, namespace, &golden);
