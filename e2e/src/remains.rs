@@ -1,4 +1,5 @@
-//! Remains of pods on a cluster's node, as lines: links, routes, rules, addresses, mounts, volumes, processes.
+//! Remains of pods on a cluster's node, as lines: links, routes, rules, addresses, mounts, volumes, processes; and files in
+//! directories of the node that programs of pods write to.
 //!
 //! Not here: remains of a cluster on the machine ([`crate::leftovers`]).
 
@@ -10,6 +11,17 @@ use serde_json::Value;
 
 use crate::Cluster;
 use crate::node::POOL;
+
+/// Directories in which pods leave files for programs of the node: network plugins, and sockets that the kubelet looks for.
+const SHARED: [&str; 5] = [
+    "/opt/cni/bin",
+    "/etc/cni/net.d",
+    "/var/lib/kubelet/plugins",
+    "/var/lib/kubelet/plugins_registry",
+    "/var/lib/kubelet/device-plugins",
+];
+/// The kubelet's own record of the devices that pods have.
+const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 
 impl Cluster {
     /// The node's network: links, routes, rules without counters, named namespaces, addresses and results of CNI plugins.
@@ -55,6 +67,19 @@ impl Cluster {
         let all = "for one in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $one; echo; done 2> /dev/null";
         add("process", &self.shown("sh", &["-c", all])?);
         Ok(lines.into_iter().filter(|line| words.iter().any(|word| has(line, word))).collect())
+    }
+
+    /// Files, links and sockets, by their paths, in the directories that pods share with programs of the node.
+    ///
+    /// # Errors
+    /// When the node is gone, or a directory cannot be read.
+    pub fn shared_files(&self) -> Result<BTreeSet<String>> {
+        // The kubelet makes some of them with the first pod or plugin.
+        let existing = |path: &&str| self.node_path(path).is_ok_and(|path| path.is_dir());
+        let mut arguments: Vec<&str> = SHARED.into_iter().filter(existing).collect();
+        arguments.extend(["!", "-type", "d"]);
+        let found = self.shown("find", &arguments)?;
+        Ok(found.lines().filter(|path| !path.ends_with(CHECKPOINT)).map(str::to_owned).collect())
     }
 
     /// Output of a program on the node.

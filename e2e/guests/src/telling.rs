@@ -8,7 +8,7 @@ use crate::Tree;
 
 /// The last line of the report.
 pub const TOLD: &str = "guest: told";
-/// The page at port 80.
+/// The page at port 80; port 7 sends back what it is sent.
 pub const PAGE: &str = "a page of the guest";
 /// Where manifests have the address of the server with the disk, `guest.qcow2`.
 const SERVER: &str = "@SERVER@";

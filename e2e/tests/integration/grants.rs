@@ -10,7 +10,7 @@ const OWN_SWITCH: &str = "an object that a user made without HyperConverged";
 
 /// Grants that no test uses: account, verbs (all if empty), how the resource with its group begins or, after `*`, ends, and why
 /// they are granted.
-const UNUSED: [(&str, &[&str], &str, &str); 20] = [
+const UNUSED: [(&str, &[&str], &str, &str); 16] = [
     (
         "kubevirt-controller",
         &["update"],
@@ -31,11 +31,6 @@ const UNUSED: [(&str, &[&str], &str, &str); 20] = [
         "damaged certificates; credentials of claims that are gone",
     ),
     ("kubevirt-controller", &["patch"], "nodes", "marks nodes whose agent is silent"),
-    // The tests of storage run the operator outside of the cluster, where only writes are logged.
-    ("kubevirt-controller", &["list"], "servicecidrs", "cron sources at addresses of Services are refused"),
-    ("kubevirt-controller", &["get", "list"], "referencegrants", "clones from other namespaces"),
-    ("kubevirt-controller", &["get"], "volumepopulators", "volume-data-source-validator"),
-    ("kubevirt-controller", &["get"], "volume", "sources of claims: VolumeImportSource and its like"),
     ("kubevirt-controller", &["patch"], "events", "an event that comes again is counted"),
     ("kubevirt-handler", &["patch"], "events", "an event that comes again is counted"),
     ("ferrovirt-uninstall", &["delete"], "kubevirts", OWN_SWITCH),

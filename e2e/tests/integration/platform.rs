@@ -33,5 +33,6 @@ mod scale;
 pub(crate) mod shell;
 pub(crate) mod speed;
 mod streams;
+pub(crate) mod transfers;
 mod untrusted;
 pub(crate) mod webhooks;

@@ -16,6 +16,7 @@ pub(crate) mod nodes;
 mod pools;
 mod ptp;
 mod volumes;
+mod workloads;
 
 use crate::platform::{hyperconverged, webhooks};
 

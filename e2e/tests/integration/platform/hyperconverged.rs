@@ -8,7 +8,7 @@ use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchP
 use serde_json::{Value, json};
 
 use crate::platform::machines::{create, mac};
-use crate::platform::place::PLACE;
+use crate::platform::place::{EVENTS, PLACE};
 use crate::platform::webhooks;
 
 /// Namespace of the platform.
@@ -53,6 +53,23 @@ pub(crate) fn metric(name: &str, label: &str) -> Option<u64> {
     let line = page.lines().find(|line| line.starts_with(name) && line.contains(label))?;
     line.rsplit(' ').next()?.parse().ok()
 }
+
+/// How often events about `HyperConverged` with a reason, `Created` or `Overwritten`, name this child; `why` follows its name.
+fn told(reason: &str, kind: &str, name: &str, why: &str) -> u64 {
+    let (_, child) = name.split_once('/').unwrap();
+    let message = format!("{reason} {kind} {child}{why}");
+    let is_it = |event: &Value| {
+        event["involvedObject"]["kind"] == "HyperConverged"
+            && event["reason"] == reason
+            && event["message"] == message.as_str()
+    };
+    // One that comes again is counted.
+    let found = PLACE.list(EVENTS, PLATFORM).into_iter().filter(is_it);
+    found.filter_map(|event| event["count"].as_u64()).sum()
+}
+
+/// What such an event says when the child was made again.
+const DELETED: &str = ": it had been deleted";
 
 /// Waits until the operator has undone a change; the bar is [`UNDONE`].
 #[track_caller]
@@ -145,17 +162,22 @@ fn changes_of_children_by_others_are_undone_and_patches_of_annotations_stay() {
         let before = get(name).pointer(pointer).cloned();
         let label = format!("\"{}/", kind.to_lowercase());
         let counted = || metric("kubevirt_hco_out_of_band_modifications_total", &label).unwrap_or(0);
-        let count = counted();
+        let edits = || told("Overwritten", kind, name, "");
+        let (count, before_edit) = (counted(), edits());
         PLACE.kubectl(&["-n", PLATFORM, "patch", name, "--type=merge", "-p", &patch.to_string()]).unwrap();
         let time = until_undone(&format!("edit of {kind}"), || get(name).pointer(pointer).cloned() == before);
         println!("edit of {kind} -> undone: {time:?}");
         PLACE.until(PLATFORM, "the metric counts it", || (counted() > count).then_some(()));
+        PLACE.until(PLATFORM, &format!("an event about the edit of {kind}"), || {
+            (edits() > before_edit).then_some(())
+        });
     }
     let (kind, name) = CHILDREN[3];
     let uid = get(name)["metadata"]["uid"].clone();
     let label = format!("\"{}/", kind.to_lowercase());
     let counted = || metric("kubevirt_hco_out_of_band_modifications_total", &label).unwrap_or(0);
-    let count = counted();
+    let events = || (told("Overwritten", kind, name, DELETED), told("Created", kind, name, ""));
+    let (count, before) = (counted(), events());
     PLACE.kubectl(&["-n", PLATFORM, "delete", name, "--wait=false"]).unwrap();
     let time = until_undone(&format!("deletion of {kind}"), || {
         let found = PLACE.kubectl(&["-n", PLATFORM, "get", name, "-o", "jsonpath={.metadata.uid}"]);
@@ -163,15 +185,10 @@ fn changes_of_children_by_others_are_undone_and_patches_of_annotations_stay() {
     });
     println!("deletion of {kind} -> undone: {time:?}");
     PLACE.until(PLATFORM, "the metric counts the deletion", || (counted() > count).then_some(()));
-    let events = || PLACE.kubectl(&["-n", PLATFORM, "get", "events", "-o", "json"]).unwrap();
-    for reason in ["Overwritten", "Created"] {
-        PLACE.until(PLATFORM, &format!("an event {reason}"), || {
-            let all: Value = serde_json::from_str(&events()).unwrap();
-            let of_owner =
-                |one: &Value| one["reason"] == reason && one["involvedObject"]["kind"] == "HyperConverged";
-            all["items"].as_array().unwrap().iter().any(of_owner).then_some(())
-        });
-    }
+    PLACE.until(PLATFORM, &format!("events about the deletion of {kind}"), || {
+        let now = events();
+        (now.0 > before.0 && now.1 > before.1).then_some(())
+    });
     patches_of_annotations_are_applied_and_reported();
 }
 
@@ -647,7 +664,8 @@ pub(crate) fn deleted_children_come_back() {
         };
         let label = format!("\"{}/", kind.to_lowercase());
         let counted = || metric("kubevirt_hco_out_of_band_modifications_total", &label).unwrap_or(0);
-        let (before, count) = (uid(), counted());
+        let events = || told("Overwritten", kind, name, DELETED);
+        let (before, count, before_deletion) = (uid(), counted(), events());
         PLACE.kubectl(&["-n", PLATFORM, "delete", name, "--wait=false"]).unwrap();
         // The time in which its finalizers hold it does not count.
         let mut seen = Instant::now();
@@ -663,6 +681,9 @@ pub(crate) fn deleted_children_come_back() {
         assert!(time < e2e::bar(UNDONE), "{kind}: {time:?}");
         PLACE.until(PLATFORM, &format!("the metric counts the deletion of {kind}"), || {
             (counted() > count).then_some(())
+        });
+        PLACE.until(PLATFORM, &format!("an event about the deletion of {kind}"), || {
+            (events() > before_deletion).then_some(())
         });
         PLACE.until(PLATFORM, &format!("{kind} is available again"), || {
             conditions(&get(name)).iter().any(|one| one == "Available=True").then_some(())

@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::platform::hyperconverged::metric;
 use crate::platform::machines::machine;
 use crate::platform::place::{CLAIMS, DATA_VOLUMES, MACHINES, PLACE, PODS};
+use crate::platform::transfers::data_volume;
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
@@ -42,20 +43,8 @@ fn many_data_volumes_at_once_are_imported_by_a_small_operator() {
     let begun = Instant::now();
     let names: Vec<String> = (0..count).map(|number| format!("many{number:03}")).collect();
     for name in &names {
-        let volume = json!({
-            "apiVersion": "cdi.kubevirt.io/v1beta1",
-            "kind": "DataVolume",
-            "metadata": {
-                "name": name, "annotations": {"cdi.kubevirt.io/storage.bind.immediate.requested": ""},
-            },
-            "spec": {
-                "source": {"http": {"url": web.url("disk.img")}},
-                "storage": {
-                    "storageClassName": "hostpath-csi", "accessModes": ["ReadWriteOnce"],
-                    "resources": {"requests": {"storage": "96Mi"}},
-                },
-            },
-        });
+        let source = json!({"http": {"url": web.url("disk.img")}});
+        let volume = data_volume(name, &source, "96Mi");
         PLACE.create(DATA_VOLUMES, SPACE, &volume);
     }
     let mut most = before;

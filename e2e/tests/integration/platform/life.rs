@@ -4,12 +4,12 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use e2e::peer::web::Web;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::{create, imported, machine};
-use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS, TIMEOUT};
+use crate::platform::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS};
 use crate::platform::streams::Streams;
 
 /// Asks the guest of a VM, which is Running.
@@ -21,21 +21,10 @@ fn ask(namespace: &str, name: &str, answer: &str) {
     console.ask(b'x', answer).unwrap();
 }
 
-/// Words by which the node's files, rules and processes can be recognised: uid and address of each pod of a namespace,
-/// name of each volume.
-fn words(namespace: &str) -> Vec<String> {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let pods = PLACE.list(PODS, namespace);
-    let pods = pods.iter().flat_map(|pod| [text(&pod["metadata"]["uid"]), text(&pod["status"]["podIP"])]);
-    let claims = PLACE.list(CLAIMS, namespace);
-    let volumes = claims.iter().map(|claim| text(&claim["spec"]["volumeName"]));
-    pods.chain(volumes).flatten().collect()
-}
-
 /// Stops a running VM, whose guest has been started once, and starts it, twice, and deletes it. Gives the words by which remains
 /// on the node can be recognised.
 fn stop_start_delete(namespace: &str, name: &str) -> Vec<String> {
-    let mut known = words(namespace);
+    let mut known = PLACE.words(namespace);
     assert!(!PLACE.cluster.remains(&known).unwrap().is_empty(), "{known:?}");
     for answer in ["G2x", "G3x"] {
         PLACE.put(namespace, &format!("virtualmachines/{name}/stop")).unwrap();
@@ -48,7 +37,7 @@ fn stop_start_delete(namespace: &str, name: &str) -> Vec<String> {
         PLACE.put(namespace, &format!("virtualmachines/{name}/start")).unwrap();
         PLACE.until_status(namespace, name, "Running");
         ask(namespace, name, answer);
-        known.extend(words(namespace));
+        known.extend(PLACE.words(namespace));
     }
     PLACE.delete(MACHINES, namespace, name);
     PLACE.until(namespace, "the VM and what it made are gone", || {
@@ -58,20 +47,6 @@ fn stop_start_delete(namespace: &str, name: &str) -> Vec<String> {
         gone.then_some(())
     });
     known
-}
-
-/// Nothing on the node has one of these words.
-fn assert_nothing_remains(namespace: &str, known: &[String]) {
-    let mut left = Vec::new();
-    let deadline = Instant::now() + TIMEOUT;
-    while Instant::now() < deadline {
-        left = PLACE.cluster.remains(known).unwrap();
-        if left.is_empty() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    panic!("of the pods of {namespace} remains: {left:#?}");
 }
 
 #[test]
@@ -102,7 +77,7 @@ fn disk_on_a_claim_keeps_what_its_guest_wrote() {
     ask(namespace, "vm", "G1x");
     println!("VM on a claim created -> answer on the console: {:?}", begun.elapsed());
     let known = stop_start_delete(namespace, "vm");
-    assert_nothing_remains(namespace, &known);
+    PLACE.until_nothing_remains(namespace, &known);
     let disk = fs::read(volume.path().join("disk.img")).unwrap();
     assert_eq!((disk.len() as u64, disk[guest::COUNT]), (guest::SIZE, b'3'));
     PLACE.remove_namespace(namespace);
@@ -123,7 +98,7 @@ fn image_from_the_web_is_imported_booted_and_removed_with_its_machine() {
     ask(namespace, "vm", "G1x");
     let known = stop_start_delete(namespace, "vm");
     PLACE.until(namespace, "the claim is gone", || PLACE.list(CLAIMS, namespace).is_empty().then_some(()));
-    assert_nothing_remains(namespace, &known);
+    PLACE.until_nothing_remains(namespace, &known);
     PLACE.remove_namespace(namespace);
 }
 

@@ -1,5 +1,6 @@
 //! The cluster of these tests: the platform as pods, and requests of tests to it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::sync::LazyLock;
@@ -36,6 +37,8 @@ pub(crate) struct Place {
     pub(crate) cluster: Cluster,
     /// The administrator.
     pub(crate) client: Client,
+    /// Files that the platform shares with others on the node, before it was installed.
+    pub(crate) files: BTreeSet<String>,
     /// Time from the first object to Available.
     pub(crate) installed: Duration,
     /// Whether a VM was accepted at that moment.
@@ -46,12 +49,13 @@ pub(crate) struct Place {
 pub(crate) static PLACE: LazyLock<Place> = LazyLock::new(|| {
     let cluster = Cluster::start().unwrap();
     platform::prepare(&cluster, POOL).unwrap();
+    let files = cluster.shared_files().unwrap();
     let installed = platform::install(&cluster, &platform::settings()).unwrap();
     let accepted = cluster.run(crate::platform::webhooks::accepted(cluster.client()));
     let accepted = accepted.map_err(|error| error.to_string());
     let config = Config::load(Some(&cluster.kubeconfig()), None).unwrap();
     let client = Client::new(&config, "e2e").unwrap();
-    Place { cluster, client, installed, accepted }
+    Place { cluster, client, files, installed, accepted }
 });
 
 impl Place {
@@ -127,6 +131,31 @@ impl Place {
             self.find(MACHINES, namespace, name)
                 .filter(|machine| machine["status"]["printableStatus"] == wanted)
         })
+    }
+
+    /// Words by which the node's files, rules and processes can be recognised: uid and address of each pod of a namespace,
+    /// name of each volume.
+    pub(crate) fn words(&self, namespace: &str) -> Vec<String> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let pods = self.list(PODS, namespace);
+        let pods = pods.iter().flat_map(|pod| [text(&pod["metadata"]["uid"]), text(&pod["status"]["podIP"])]);
+        let claims = self.list(CLAIMS, namespace);
+        let volumes = claims.iter().map(|claim| text(&claim["spec"]["volumeName"]));
+        pods.chain(volumes).flatten().collect()
+    }
+
+    /// Waits until nothing on the node has one of these words.
+    #[track_caller]
+    pub(crate) fn until_nothing_remains(&self, namespace: &str, words: &[String]) {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let left = self.cluster.remains(words).unwrap();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "of the pods of {namespace} remains: {left:#?}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// The objects and logs of a namespace, for the text of a failure.

@@ -104,6 +104,40 @@ fn private(namespace: &str) -> std::path::PathBuf {
 }
 
 #[test]
+fn processes_of_launchers_are_not_root_and_have_one_capability_at_most() {
+    const NET_BIND_SERVICE: u64 = 1 << 10;
+    let namespace = "confined";
+    PLACE.namespace(namespace);
+    let _volume = create(namespace, "vm", "Always", 0);
+    PLACE.until_status(namespace, "vm", "Running");
+    let pods = PLACE.list(PODS, namespace);
+    let pod = pods[0]["metadata"]["uid"].as_str().unwrap();
+    let mut seen = Vec::new();
+    for process in e2e::processes::of_pod(pod) {
+        // One that has ended.
+        let Ok(status) = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())) else {
+            continue;
+        };
+        let words = |name: &'static str| -> Vec<&str> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().collect()
+        };
+        let name = words("Name:").concat();
+        for users in ["Uid:", "Gid:"] {
+            assert!(!words(users).contains(&"0"), "{name}: {users} {:?}", words(users));
+        }
+        for capabilities in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
+            let held = u64::from_str_radix(words(capabilities)[0], 16).unwrap();
+            assert_eq!(held & !NET_BIND_SERVICE, 0, "{name}: {capabilities} {held:x}");
+        }
+        seen.push(name);
+    }
+    assert!(seen.iter().any(|name| name.starts_with("qemu")), "{seen:?}");
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
 fn socket_that_is_replaced_is_not_connected_to() {
     let namespace = "sockets";
     PLACE.namespace(namespace);

@@ -1,6 +1,6 @@
 //! The platform is installed, runs a VM, is installed again over itself, and removed, several times: as `operator manifests`
 //! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way. Once it is switched on
-//! by the objects KubeVirt and CDI alone.
+//! by the objects KubeVirt and CDI alone. Objects, and files, links, rules, mounts and processes of the node, are compared.
 
 use std::collections::BTreeSet;
 use std::process::Output;
@@ -15,9 +15,10 @@ use places::guest::Dice;
 use serde_json::{Value, json};
 
 use crate::platform::machines::{create, machine, until_answers};
-use crate::platform::place::{MACHINES, PLACE, PODS};
+use crate::platform::place::{MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform_nodes::helm::Chart;
-use crate::platform_nodes::kills::Program;
+use crate::platform_nodes::kills::{self, Program};
+use crate::platform_nodes::workloads;
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 const CDIS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis");
@@ -84,6 +85,30 @@ fn assert_nothing_is_left(way: Way) {
         let left: Vec<&String> = names.map(|(name, _)| name).filter(|name| ours(name)).collect();
         assert!(left.is_empty(), "{left:?}");
     }
+}
+
+/// Nothing of the platform and its guests is left on the node: no process of a pod, no file, mount or rule with one of `words`,
+/// no file in shared directories. Its network is as after the first removal, which `first` keeps: until then the pods'
+/// network had its bridge and chains to make.
+fn assert_node_is_clean(words: &[String], first: &mut Option<BTreeSet<String>>) {
+    PLACE.until_nothing_remains(PLATFORM, words);
+    PLACE.until(PLATFORM, "processes of pods have ended", || {
+        kills::processes_of(PLACE.cluster.place()).iter().all(|(_, _, pod)| !pod).then_some(())
+    });
+    let mut left = BTreeSet::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while Instant::now() < deadline {
+        let files = PLACE.cluster.shared_files().unwrap();
+        let network = PLACE.cluster.network().unwrap();
+        left = files.difference(&PLACE.files).cloned().collect();
+        let before = first.get_or_insert_with(|| network.clone());
+        left.extend(network.difference(before).cloned());
+        if left.is_empty() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(500));
+    }
+    panic!("left on the node: {left:#?}");
 }
 
 /// The removal is refused while the VM exists, and changes nothing.
@@ -187,7 +212,7 @@ fn remove(way: Way, chart: &Chart, killed: Option<Duration>) {
 }
 
 /// One round; the first way's first one finds the platform installed.
-fn round(way: Way, number: u64, chart: &Chart, dice: &mut Dice) {
+fn round(way: Way, number: u64, chart: &Chart, dice: &mut Dice, network: &mut Option<BTreeSet<String>>) {
     let settings = platform::settings();
     let step = way.killed_in(number);
     let (moment, cascade) = (Duration::from_millis(dice.next(1500)), dice.next(2) == 1);
@@ -207,6 +232,7 @@ fn round(way: Way, number: u64, chart: &Chart, dice: &mut Dice) {
         until_answers(namespace, "vm", 1);
         volume
     });
+    workloads::create(namespace);
     let begun = Instant::now();
     match way {
         Way::Manifest => {
@@ -221,10 +247,12 @@ fn round(way: Way, number: u64, chart: &Chart, dice: &mut Dice) {
     // It has been started once: it runs on.
     until_answers(namespace, "vm", 1);
     assert_blocked(way, chart);
-    // With one strategy the VM goes first, with the other one with the platform.
+    let words = [PLACE.words(namespace), PLACE.words(PLATFORM)].concat();
+    // With one strategy the workloads go first, with the other one with the platform.
     if cascade {
         set_strategy("RemoveWorkloads");
     } else {
+        workloads::remove(namespace);
         PLACE.delete(MACHINES, namespace, "vm");
         PLACE.until(namespace, "the VM is gone", || {
             PLACE.find(MACHINES, namespace, "vm").is_none().then_some(())
@@ -234,6 +262,7 @@ fn round(way: Way, number: u64, chart: &Chart, dice: &mut Dice) {
     remove(way, chart, kill(Step::Removal));
     let removed = begun.elapsed();
     assert_nothing_is_left(way);
+    assert_node_is_clean(&words, network);
     PLACE.remove_namespace(namespace);
     if way == Way::Helm {
         PLACE.remove_namespace(PLATFORM);
@@ -273,9 +302,10 @@ pub(crate) fn rounds_leave_nothing_behind() {
     let mut dice = Dice(seed);
     let over = Arc::new(AtomicBool::new(false));
     let followed = terminating(Arc::clone(&over));
+    let mut network = None;
     for way in [Way::Manifest, Way::Helm] {
         for number in 0..rounds {
-            round(way, number, &chart, &mut dice);
+            round(way, number, &chart, &mut dice, &mut network);
         }
     }
     // The definitions that Helm keeps.

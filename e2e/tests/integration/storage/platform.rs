@@ -1,5 +1,5 @@
 //! The platform as it is installed, with the operator's storage controllers and HTTPS server in this process: its Services
-//! lead here.
+//! lead here, and its requests have the rights of its ServiceAccount.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use clap::Parser;
+use cluster::credentials::Credentials;
 use e2e::Cluster;
 use operator::args::{Args, Command};
 use operator::config::Config;
@@ -77,6 +78,9 @@ pub(crate) fn image(program: &str) -> String {
     config("127.0.0.1:0").image(program)
 }
 
+/// Verbs of requests that change something; the operator's other requests are in the audit log too.
+const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
+
 /// Writes of the operator (verb, resource, name) in a namespace, and cluster-scoped, to objects with one of these words in
 /// their names. Events are not counted: they are written in the background, and may be dropped.
 pub(crate) fn writes(namespace: &str, names: &[&str]) -> Vec<String> {
@@ -86,6 +90,7 @@ pub(crate) fn writes(namespace: &str, names: &[&str]) -> Vec<String> {
         let name = object["name"].as_str().unwrap_or_default();
         let inside = object["namespace"].as_str().is_none_or(|other| other == namespace);
         event["userAgent"].as_str().is_some_and(|agent| agent == "ferrovirt/operator")
+            && event["verb"].as_str().is_some_and(|verb| WRITES.contains(&verb))
             && inside
             && object["resource"] != "events"
             && names.iter().any(|begin| name.contains(begin))
@@ -159,22 +164,27 @@ fn wanted(object: &Value) -> bool {
 }
 
 #[track_caller]
-fn kubectl(cluster: &Cluster, arguments: &[&str]) {
+fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
     let said = cluster.kubectl().args(arguments).output().unwrap();
     assert!(said.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said.stderr));
+    String::from_utf8(said.stdout).unwrap()
 }
 
-/// The operator's storage area and HTTPS server.
+/// The operator's storage area and HTTPS server, with a token of its ServiceAccount.
 fn run(cluster: &Cluster, address: SocketAddr) {
     let kubeconfig = cluster.kubeconfig();
     let serve = address.to_string();
+    let words = ["-n", PLATFORM, "create", "token", "kubevirt-controller", "--duration=24h"];
+    let token = kubectl(cluster, &words);
     thread::spawn(move || {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(async {
             let config = Arc::new(config(&serve));
-            let reach = cluster::Config::load(Some(&kubeconfig), None).unwrap();
+            let administrator = cluster::Config::load(Some(&kubeconfig), None).unwrap();
+            let credentials = Credentials::token(token.trim()).unwrap();
+            let reach = cluster::Config { identity: None, credentials, ..administrator };
             let client = cluster::Client::new(&reach, "operator").unwrap();
             let events = cluster::Events::start(&client, "ferrovirt-operator", "e2e");
             let listener = operator::serve::listen(&config).unwrap();
