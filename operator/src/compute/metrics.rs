@@ -71,9 +71,9 @@ pub(super) fn write<'a>(
             which.as_ref().and_then(|one| one.name.clone()).unwrap_or_else(|| NONE.to_owned())
         };
         let (size, preference) = (named(&machine.spec.instancetype), named(&machine.spec.preference));
+        let known = |word: Option<&'a str>| word.filter(|word| !word.is_empty()).unwrap_or(NONE);
         let described = |of: fn(&Description) -> &Option<Box<str>>| {
-            let word = machine.description().and_then(|one| of(one).as_deref());
-            word.filter(|word| !word.is_empty()).unwrap_or(NONE)
+            known(machine.description().and_then(|one| of(one).as_deref()))
         };
         let labels = [
             ("namespace", meta.namespace.as_str()),
@@ -81,6 +81,7 @@ pub(super) fn write<'a>(
             ("os", described(|one| &one.os)),
             ("workload", described(|one| &one.workload)),
             ("flavor", described(|one| &one.flavor)),
+            ("machine_type", known(machine.spec.template.spec.machine.as_deref())),
             ("instance_type", size.as_str()),
             ("preference", preference.as_str()),
             ("status", status.as_str()),
@@ -287,7 +288,7 @@ mod tests {
                     "metadata": {"annotations": {"vm.kubevirt.io/os": "debian", "vm.kubevirt.io/flavor": "", "a": "b"}},
                     "spec": {
                         "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
-                        "domain": {"cpu": {"cores": 2}, "memory": {"guest": "1Gi"}, "devices": {"interfaces": [
+                        "domain": {"machine": {"type": "q35"}, "cpu": {"cores": 2}, "memory": {"guest": "1Gi"}, "devices": {"interfaces": [
                             {"name": "default", "masquerade": {}}, {"name": "lan", "binding": {"name": "passt"}},
                         ]}},
                     }}},
@@ -336,8 +337,8 @@ mod tests {
             r#"kubevirt_vm_vnic_info{name="a",namespace="n",vnic_name="default",binding_type="core",network="pod networking",binding_name="masquerade"} 1"#,
             r#"kubevirt_vm_vnic_info{name="b",namespace="n",vnic_name="lan",binding_type="plugin",network="lan",binding_name="passt"} 1"#,
             r#"kubevirt_number_of_vms{namespace="n"} 3"#,
-            r#"kubevirt_vm_info{namespace="n",name="a",os="debian",workload="<none>",flavor="<none>",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
-            r#"kubevirt_vm_info{namespace="n",name="c",os="<none>",workload="<none>",flavor="<none>",instance_type="<none>",preference="<none>",status="",status_group="error"} 1"#,
+            r#"kubevirt_vm_info{namespace="n",name="a",os="debian",workload="<none>",flavor="<none>",machine_type="q35",instance_type="u1.small",preference="<none>",status="running",status_group="running"} 1"#,
+            r#"kubevirt_vm_info{namespace="n",name="c",os="<none>",workload="<none>",flavor="<none>",machine_type="<none>",instance_type="<none>",preference="<none>",status="",status_group="error"} 1"#,
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{namespace="n",name="a"} 60"#,
             r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{namespace="n",name="b"} 60"#,
             r#"kubevirt_vmi_phase_count{node="one",phase="running"} 1"#,

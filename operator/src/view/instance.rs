@@ -24,6 +24,11 @@ impl Instance {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
+    /// Generation of the VM that it was created from.
+    pub(crate) fn generation_of_machine(&self) -> Option<u64> {
+        self.metadata.annotation("kubevirt.io/vm-generation")?.parse().ok()
+    }
+
     /// Whether its guest has ever run.
     pub(crate) fn has_run(&self) -> bool {
         self.status.phase == "Running"

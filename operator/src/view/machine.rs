@@ -64,6 +64,8 @@ pub(crate) struct Description {
 pub(crate) struct TemplateSpec {
     pub(crate) volumes: Vec<VolumeSource>,
     pub(crate) size: Size,
+    /// Machine type.
+    pub(crate) machine: Option<Box<str>>,
     /// Network interfaces that metrics name.
     pub(crate) nics: Box<[Nic]>,
 }
@@ -91,7 +93,8 @@ impl From<WrittenTemplate> for TemplateSpec {
     fn from(written: WrittenTemplate) -> Self {
         let WrittenTemplate { volumes, networks, domain } = written;
         let size = Size::deserialize(&domain).unwrap_or_default();
-        Self { volumes, size, nics: nics(&networks, &domain["devices"]["interfaces"]) }
+        let machine = domain["machine"]["type"].as_str().map(Into::into);
+        Self { volumes, size, machine, nics: nics(&networks, &domain["devices"]["interfaces"]) }
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
     }
 }
 
-/// The events of volumes whose entries are removed from the instance's status.
+/// The events of volumes that leave the instance's status.
 pub(super) fn unplugged(changes: &[Change]) -> Vec<Event> {
     let gone = changes.iter().filter_map(|change| match change {
         Change::Remove(_, entry) => Some(&entry.name),
@@ -111,7 +111,7 @@ mod tests {
     use crate::view::VolumeEntry;
 
     #[test]
-    fn a_volume_whose_entry_is_removed_is_unplugged() {
+    fn a_volume_without_an_entry_any_more_is_unplugged() {
         let entry = |name: &str| VolumeEntry { name: name.to_owned(), ..VolumeEntry::default() };
         let changes = [Change::Set(0, entry("kept"), Box::default()), Change::Remove(1, entry("data"))];
         let events = unplugged(&changes);

@@ -212,8 +212,8 @@ async fn act(
     Ok(())
 }
 
-/// Stores what a VM refers to in a revision, and names that in its status in place of the one before, which is deleted. A VM
-/// that names a revision itself keeps that.
+/// Stores what a VM refers to in a revision, and names that in its status in place of the one before, which is deleted. A
+/// VM that names a revision itself keeps that.
 async fn keep_flavor(context: &Context, observed: &Observed<'_>, which: Which) -> cluster::Result<()> {
     let machine = observed.machine;
     let meta = &machine.metadata;

@@ -17,8 +17,7 @@ use serde_json::Value;
 use virt::instancetype::{Flavor, Which};
 use virt::live;
 
-use super::plan::Observed;
-use super::status::of_generation;
+use super::plan::{Observed, revision_name};
 use super::{interfaces, render};
 use crate::compute::caches::{INSTANCES, MACHINES, PODS, REVISIONS};
 use crate::compute::context::{Compared, Context};
@@ -45,7 +44,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
     let Some(instance) = observed.own_instance().filter(|instance| !instance.is_final()) else {
         return Some(false);
     };
-    let started = of_generation(instance)?;
+    let started = instance.generation_of_machine()?;
     if started == meta.generation {
         return Some(false);
     }
@@ -95,7 +94,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
         // It follows once its guest runs.
         settled = false;
     }
-    let revision = Key::new(&meta.namespace, &render::revision_name(&meta.uid, started));
+    let revision = Key::new(&meta.namespace, &revision_name(&meta.uid, started));
     let mut revision: Value = context.client.find_cached(REVISIONS, &revision).await.ok()??;
     if !refers(&whole["spec"]) && refers(&revision["data"]["spec"]) {
         // It has in its template what it referred to. Where that is not there any more, the two differ.

@@ -9,8 +9,6 @@
 use std::collections::BTreeSet;
 
 use super::super::volumes::{Readiness, Volume};
-use super::render::revision_name;
-use super::status::of_generation;
 use crate::compute::clock;
 use crate::view::{Instance, Machine};
 use api::kubevirt::StateChangeRequest;
@@ -273,6 +271,11 @@ fn deletion(observed: &Observed<'_>) -> Vec<Step> {
     }
 }
 
+/// Name of the revision that a start is from.
+pub(super) fn revision_name(uid: &str, generation: u64) -> String {
+    format!("revision-start-vm-{uid}-{generation}")
+}
+
 /// An instance that ended is let go, after the revision of its start. Those of a deleted VM are garbage collected.
 fn release(observed: &Observed<'_>, instance: &Instance) -> Vec<Step> {
     let machine = &observed.machine.metadata;
@@ -282,7 +285,7 @@ fn release(observed: &Observed<'_>, instance: &Instance) -> Vec<Step> {
     if !ready {
         return Vec::new();
     }
-    let started = of_generation(instance).filter(|_| !machine.deleting());
+    let started = instance.generation_of_machine().filter(|_| !machine.deleting());
     let revision = started.map(|generation| Step::DropRevision(revision_name(&machine.uid, generation)));
     revision.into_iter().chain([Step::ReleaseInstance]).collect()
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use virt::instancetype::{Flavor, Which};
 
-use super::plan::FINALIZER;
+use super::plan::{FINALIZER, revision_name};
 use crate::compute::instance;
 use crate::compute::launcher::SKIP_HOOKS;
 use crate::fill::fill;
@@ -127,11 +127,6 @@ pub(super) fn mac(uid: &str, interface: &str) -> String {
     let digest = Sha256::new().chain_update(uid).chain_update("/").chain_update(interface).finalize();
     let rest: String = digest.iter().take(5).map(|byte| format!(":{byte:02x}")).collect();
     format!("02{rest}")
-}
-
-/// Name of the revision that a start is from.
-pub(super) fn revision_name(uid: &str, generation: u64) -> String {
-    format!("revision-start-vm-{uid}-{generation}")
 }
 
 /// The revision that a start is from: the VM's spec as it is then.

@@ -45,7 +45,9 @@ pub(super) fn status(observed: &Observed<'_>, outcome: &Outcome) -> MachineStatu
         conditions: all_conditions(observed, outcome),
         state_change_requests: requests,
         start_failure,
-        observed_generation: instance.and_then(of_generation).unwrap_or(machine.metadata.generation),
+        observed_generation: instance
+            .and_then(Instance::generation_of_machine)
+            .unwrap_or(machine.metadata.generation),
         desired_generation: machine.metadata.generation,
         instancetype_ref: kept(machine, Which::Instancetype),
         preference_ref: kept(machine, Which::Preference),
@@ -62,11 +64,6 @@ pub(super) fn status(observed: &Observed<'_>, outcome: &Outcome) -> MachineStatu
 fn kept(machine: &Machine, which: Which) -> Option<FlavorStatus> {
     let (reference, status) = machine.flavor(which);
     reference.and(status).cloned()
-}
-
-/// Generation of the VM that an instance was created from.
-pub(super) fn of_generation(instance: &Instance) -> Option<u64> {
-    instance.metadata.annotation("kubevirt.io/vm-generation")?.parse().ok()
 }
 
 /// The strategy that is followed. RerunOnFailure and Once start a VM once when they are chosen: they are followed when

@@ -375,7 +375,7 @@ fn halting_and_starting_again_keeps_one_instance_at_a_time() {
 #[test]
 fn revision_of_a_start_lives_as_long_as_its_instance() {
     let mut world = World::new("Always");
-    let name = |generation: u64| render::revision_name(VM_UID, generation);
+    let name = |generation: u64| machine_plan::revision_name(VM_UID, generation);
     for cycle in 1..=3 {
         world.run();
         assert_eq!(world.revisions, BTreeSet::from([name(2 * cycle - 1)]));

@@ -309,15 +309,19 @@ fn dumps(volume: &Volume) {
     assert_eq!(super::condition(&vm, "RestartRequired"), None, "a dump needs no restart");
 }
 
-/// Generation of the VM that its instance was started from; the instance names the revision of that start, which exists.
+/// Generation of the VM that its instance was started from; the instance names the revision of that start, the only one.
 #[track_caller]
 fn generation() -> String {
     let instance = instance(NAMESPACE, "vm");
     let generation = instance["metadata"]["annotations"]["kubevirt.io/vm-generation"].as_str().unwrap();
     let vm = PLACE.find(MACHINES, NAMESPACE, "vm").unwrap();
-    let name = format!("revision-start-vm-{}-{generation}", vm["metadata"]["uid"].as_str().unwrap());
+    let starts = format!("revision-start-vm-{}-", vm["metadata"]["uid"].as_str().unwrap());
+    let name = format!("{starts}{generation}");
     assert_eq!(instance["status"]["virtualMachineRevisionName"], name.as_str());
-    let revision = PLACE.find(REVISIONS, NAMESPACE, &name).unwrap();
+    let mut revisions = PLACE.list(REVISIONS, NAMESPACE);
+    revisions.retain(|one| one["metadata"]["name"].as_str().unwrap().starts_with(&starts));
+    let [revision] = revisions.as_slice() else { panic!("not one revision: {revisions:#?}") };
+    assert_eq!(revision["metadata"]["name"], name.as_str());
     assert_eq!(revision["revision"].to_string(), generation);
     generation.to_owned()
 }

@@ -90,6 +90,10 @@ fn instance_type_and_preference_decide_and_are_kept() {
     PLACE.until(namespace, "the guest has two sockets", || {
         (instance(namespace, "vm")["status"]["currentCPUTopology"]["sockets"] == 2).then_some(())
     });
+    let replaced = vm["status"]["instancetypeRef"]["controllerRevisionRef"]["name"].as_str().unwrap();
+    PLACE.until(namespace, "the revision of the type before is gone", || {
+        PLACE.find(REVISIONS, namespace, replaced).is_none().then_some(())
+    });
     PLACE.delete(MACHINES, namespace, "vm");
     PLACE.remove_namespace(namespace);
 }
