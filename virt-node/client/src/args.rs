@@ -12,7 +12,7 @@ use crate::port::Forwarded;
 use crate::site::Which;
 use crate::ssh::{self, Login};
 use crate::target::{Target, TargetKind};
-use crate::{create, dump, expose, upload, vnc, volume};
+use crate::{adm, create, dump, expose, upload, vnc, volume};
 
 const AFTER: &str = "\
 Examples:
@@ -268,6 +268,13 @@ pub(crate) enum Remote {
         #[arg(long, value_name = "LABELS", value_delimiter = ',', value_parser = label)]
         selector: Vec<(String, String)>,
     },
+    /// List the devices of nodes that virtual machines may have
+    PermittedDevices,
+    /// Change the settings of the cluster's virtualization
+    Adm {
+        #[command(subcommand)]
+        action: Adm,
+    },
 }
 
 /// Verbs that work without one.
@@ -293,6 +300,12 @@ pub(crate) enum Local {
         #[arg(value_enum)]
         shell: Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Adm {
+    /// Show, set or reset the levels of the components' logs
+    LogVerbosity(Box<adm::Levels>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -404,6 +417,9 @@ mod tests {
             "expand --vm a -o json",
             "expand -f a.yaml",
             "objectgraph a",
+            "permitted-devices",
+            "adm log-verbosity --virt-api --virt-handler",
+            "adm log-verbosity --reset --all=3 --virt-launcher=5",
             "objectgraph a --vmi --exclude-optional --selector k=v,l=w",
             "image-upload dv a --size 1Gi --image-path f --uploadproxy-url https://x --insecure --force-bind",
             "image-upload pvc a --no-create --archive-path f --wait-secs 5",

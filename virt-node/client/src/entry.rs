@@ -5,7 +5,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::args::{self, Client, Create, Dump, Local, Picture, Remote, Verb};
+use crate::args::{self, Adm, Client, Create, Dump, Local, Picture, Remote, Verb};
 use crate::error::{Error, Kind, Result, usage};
 use crate::guest::{Report, report};
 use crate::output::{print, say};
@@ -13,7 +13,7 @@ use crate::power::{self, cancel_evacuation, cancel_migration, grace, send};
 use crate::site::{Site, Which};
 use crate::ssh::{self, Way};
 use crate::target::{Target, TargetKind};
-use crate::{console, create, dump, expand, expose, forward, graph, upload, usb, version, vnc, volume};
+use crate::{adm, console, create, dump, expand, expose, forward, graph, upload, usb, version, vnc, volume};
 
 /// How the program was started.
 #[derive(Clone, Debug)]
@@ -177,6 +177,8 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
             let target = if vmi { Target::instance(&name) } else { machine(&name) };
             graph::graph(&site, &target, !exclude_optional, &selector).await
         }
+        Remote::PermittedDevices => adm::permitted_devices(&site).await,
+        Remote::Adm { action: Adm::LogVerbosity(levels) } => adm::log_verbosity(&site, &levels).await,
     }
 }
 

@@ -11,6 +11,7 @@
 //!
 //! Not here: the connection to the API server (lib/cluster), the effect of a request (operator).
 
+mod adm;
 mod args;
 mod console;
 mod create;
