@@ -1,5 +1,5 @@
-//! Verbs about the KubeVirt object: `permitted-devices`, and `adm log-verbosity` for its components. What is sent is decided
-//! by [`change`] (pure).
+//! Verbs about the KubeVirt object: `permitted-devices`, and `adm log-verbosity` for its components. [`change`] decides
+//! and is pure.
 //!
 //! Not here: levels of single VMs (virtctl's `--vm` and `--level`), which are a label that launchers of ferrovirt do not read.
 
@@ -12,7 +12,7 @@ use crate::site::{Site, text};
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
 /// The level of a component that has none, as virtctl prints it.
 const DEFAULT: u64 = 2;
-/// What a flag without a level has for it.
+/// Value of a flag without a level.
 const SHOW: &str = "show";
 
 /// Flags of `adm log-verbosity`. A flag without a level shows the level of its component.
@@ -55,7 +55,7 @@ impl Levels {
     }
 }
 
-/// What a command line asks for.
+/// The request of a command line.
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     /// To print these lines.

@@ -15,6 +15,7 @@ mod adm;
 mod args;
 mod console;
 mod create;
+mod credentials;
 mod dump;
 mod entry;
 mod error;
