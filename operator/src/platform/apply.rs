@@ -321,12 +321,13 @@ impl Controller {
             State::Deploying(_) | State::Updating(..) | State::Degraded(_) | State::Deployed => true,
             State::Duplicate(_) | State::Waiting(_) | State::Removing(_) | State::Removed => false,
         };
-        if stays {
-            self.place(side, &object.placement).await?;
-        }
         // A few at a time, so that the status follows the components.
         if stays && side == Side::Compute && self.flavors.advance(object.flavors).await? {
             return Ok(Outcome::After(Duration::ZERO));
+        }
+        // The last step: a placement that the API server refuses keeps nothing else from being done.
+        if stays {
+            self.place(side, &object.placement).await?;
         }
         Ok(match state {
             State::Waiting(_) | State::Removing(_) => Outcome::After(RECOUNT),

@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::credentials::{Account, PublicKey};
 use crate::output::{Document, Format};
 use crate::port::Forwarded;
 use crate::site::Which;
 use crate::ssh::{self, Login};
 use crate::target::{Target, TargetKind};
-use crate::{create, dump, expose, upload, vnc, volume};
+use crate::{adm, create, dump, expose, upload, vnc, volume};
 
 const AFTER: &str = "\
 Examples:
@@ -268,6 +269,18 @@ pub(crate) enum Remote {
         #[arg(long, value_name = "LABELS", value_delimiter = ',', value_parser = label)]
         selector: Vec<(String, String)>,
     },
+    /// Change SSH keys and passwords that a guest gets through its agent
+    Credentials {
+        #[command(subcommand)]
+        action: Box<Credentials>,
+    },
+    /// List the devices of nodes that virtual machines may have
+    PermittedDevices,
+    /// Change the settings of the cluster's virtualization
+    Adm {
+        #[command(subcommand)]
+        action: Adm,
+    },
 }
 
 /// Verbs that work without one.
@@ -293,6 +306,44 @@ pub(crate) enum Local {
         #[arg(value_enum)]
         shell: Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Credentials {
+    /// Add an SSH key of a user
+    AddSshKey {
+        #[command(flatten)]
+        of: Account,
+        #[command(flatten)]
+        key: PublicKey,
+        /// Make a Secret with the key, which the guest gets at its next start [default: where the user has none]
+        #[arg(long, conflicts_with = "update_secret")]
+        create_secret: bool,
+        /// Add the key to a Secret that the machine names
+        #[arg(long)]
+        update_secret: bool,
+    },
+    /// Remove an SSH key of a user
+    RemoveSshKey {
+        #[command(flatten)]
+        of: Account,
+        #[command(flatten)]
+        key: PublicKey,
+    },
+    /// Set the password of a user, in a Secret that the machine names
+    SetPassword {
+        #[command(flatten)]
+        of: Account,
+        /// Password
+        #[arg(short, long)]
+        password: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Adm {
+    /// Show, set or reset the levels of the components' logs
+    LogVerbosity(Box<adm::Levels>),
 }
 
 #[derive(Debug, Subcommand)]
@@ -404,6 +455,13 @@ mod tests {
             "expand --vm a -o json",
             "expand -f a.yaml",
             "objectgraph a",
+            "credentials add-ssh-key --user me --file k.pub --create-secret --force a",
+            "credentials add-ssh-key -u me --value k --update-secret --secret s a",
+            "credentials remove-ssh-key -u me -f k.pub a",
+            "credentials set-password --user me --password p a",
+            "permitted-devices",
+            "adm log-verbosity --virt-api --virt-handler",
+            "adm log-verbosity --reset --all=3 --virt-launcher=5",
             "objectgraph a --vmi --exclude-optional --selector k=v,l=w",
             "image-upload dv a --size 1Gi --image-path f --uploadproxy-url https://x --insecure --force-bind",
             "image-upload pvc a --no-create --archive-path f --wait-secs 5",
@@ -424,6 +482,9 @@ mod tests {
             "usbredir 02-03 a b",
             "migrate a --addedNodeSelector k",
             "objectgraph a --selector k",
+            "credentials add-ssh-key --user me a",
+            "credentials add-ssh-key --user me --file f --value k a",
+            "credentials add-ssh-key --user me --file f --create-secret --update-secret a",
         ] {
             assert!(parsed(words).is_err(), "{words}");
         }

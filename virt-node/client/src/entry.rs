@@ -5,7 +5,7 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::args::{self, Client, Create, Dump, Local, Picture, Remote, Verb};
+use crate::args::{self, Adm, Client, Create, Credentials, Dump, Local, Picture, Remote, Verb};
 use crate::error::{Error, Kind, Result, usage};
 use crate::guest::{Report, report};
 use crate::output::{print, say};
@@ -13,7 +13,10 @@ use crate::power::{self, cancel_evacuation, cancel_migration, grace, send};
 use crate::site::{Site, Which};
 use crate::ssh::{self, Way};
 use crate::target::{Target, TargetKind};
-use crate::{console, create, dump, expand, expose, forward, graph, upload, usb, version, vnc, volume};
+use crate::{
+    adm, console, create, credentials, dump, expand, expose, forward, graph, upload, usb, version, vnc,
+    volume,
+};
 
 /// How the program was started.
 #[derive(Clone, Debug)]
@@ -177,6 +180,21 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
             let target = if vmi { Target::instance(&name) } else { machine(&name) };
             graph::graph(&site, &target, !exclude_optional, &selector).await
         }
+        Remote::Credentials { action } => change_credentials(&site, *action).await,
+        Remote::PermittedDevices => adm::permitted_devices(&site).await,
+        Remote::Adm { action: Adm::LogVerbosity(levels) } => adm::log_verbosity(&site, &levels).await,
+    }
+}
+
+/// A verb about SSH keys and passwords.
+async fn change_credentials(site: &Site, action: Credentials) -> Result<String> {
+    match action {
+        Credentials::AddSshKey { of, key, create_secret, update_secret } => {
+            let create = (create_secret || update_secret).then_some(create_secret);
+            credentials::add_key(site, &of, &key, create).await
+        }
+        Credentials::RemoveSshKey { of, key } => credentials::remove_key(site, &of, &key).await,
+        Credentials::SetPassword { of, password } => credentials::set_password(site, &of, &password).await,
     }
 }
 

@@ -11,9 +11,11 @@
 //!
 //! Not here: the connection to the API server (lib/cluster), the effect of a request (operator).
 
+mod adm;
 mod args;
 mod console;
 mod create;
+mod credentials;
 mod dump;
 mod entry;
 mod error;
