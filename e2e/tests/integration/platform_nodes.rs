@@ -24,7 +24,7 @@ use crate::platform::{hyperconverged, webhooks};
 type Part = (&'static str, fn());
 
 /// In the order in which they run: the last ones remove the platform and add a node.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("kills", kills::guest_outlives_every_program),
     ("memory", kills::memory_is_bounded),
     ("webhooks", || webhooks::accepted_while_replaced("ferrovirt-operator", "app=ferrovirt-operator")),
@@ -33,6 +33,7 @@ const PARTS: [Part; 11] = [
     ("volumes", volumes::are_served_in_little_memory),
     ("hyperconverged", hyperconverged::valid_objects_become_available),
     ("children", hyperconverged::deleted_children_come_back),
+    ("downloads", hyperconverged::supplied_clients_are_downloaded),
     ("install", install::rounds_leave_nothing_behind),
     ("alone", install::kubevirt_and_cdi_work_alone),
     ("nodes", nodes::outlive_their_node),
