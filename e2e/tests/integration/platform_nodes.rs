@@ -39,11 +39,15 @@ const PARTS: [Part; 11] = [
 ];
 /// Half an hour of work: only with the full counts, where it comes before the other pod network.
 const FOOTPRINT: Part = ("footprint", footprint::is_within_its_requests);
+/// The upload proxy is replaced twice: only with the full counts too, where it comes before the first removal.
+const DOWNLOADS: Part = ("downloads", hyperconverged::supplied_clients_are_downloaded);
 
 #[test]
 fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {
     let mut parts = PARTS.to_vec();
     if std::env::var_os("FERROVIRT_SOAK").is_some() {
+        let removal = parts.iter().position(|(name, _)| *name == "install").unwrap();
+        parts.insert(removal, DOWNLOADS);
         parts.insert(3, FOOTPRINT);
     }
     if let Ok(selected) = std::env::var("FERROVIRT_PARTS") {

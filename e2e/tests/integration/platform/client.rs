@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use guests::telling;
 use serde_json::{Value, json};
 
-use crate::platform::machines::{claim, page};
+use crate::platform::machines::{claim, echoes, page};
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, SERVICES, TIMEOUT};
 use crate::platform::streams::Streams;
 
@@ -155,6 +155,9 @@ fn service() {
     let pod = PLACE.find(INSTANCES, NAMESPACE, "vm").unwrap()["status"]["interfaces"][0]["ipAddress"].clone();
     let pod = pod.as_str().unwrap();
     let direct: SocketAddr = format!("{pod}:80").parse().unwrap();
+    // Without a list of ports all of them lead to the guest.
+    let other = SocketAddr::new(direct.ip(), 7);
+    PLACE.until(NAMESPACE, "another port of the guest", || echoes(other).then_some(()));
     let nft = |rule: &str| {
         let run = PLACE.cluster.on_node("nft").unwrap().arg(rule).output().unwrap();
         assert!(run.status.success(), "{rule}: {}", String::from_utf8_lossy(&run.stderr));

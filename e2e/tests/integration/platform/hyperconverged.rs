@@ -4,11 +4,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster::Resource;
+use e2e::platform;
+use e2e::volume::Volume;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
+use operator::install::Settings;
 use serde_json::{Value, json};
 
 use crate::platform::machines::{create, mac};
-use crate::platform::place::{EVENTS, PLACE};
+use crate::platform::place::{CLAIMS, EVENTS, PLACE};
 use crate::platform::webhooks;
 
 /// Namespace of the platform.
@@ -729,6 +732,32 @@ fn clients_are_downloaded_from_inside_the_cluster() {
     let missing = download("arm64/mac/virtctl.zip");
     let why = String::from_utf8_lossy(&missing.stderr);
     assert!(!missing.status.success() && why.contains("(NotFound)"), "{why}");
+}
+
+/// The platform is installed again with a claim that has a client for another system, which is downloaded then, and without it.
+pub(crate) fn supplied_clients_are_downloaded() {
+    const MAC: &str = "arm64/mac/virtctl.zip";
+    let _alone = alone();
+    let volume = Volume::filesystem(&PLACE.cluster, PLATFORM, "clients", 1 << 20).unwrap();
+    let file = volume.path().join(MAC);
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "supplied").unwrap();
+    let install = |settings: &Settings| {
+        platform::install(&PLACE.cluster, settings).unwrap();
+        let rollout = ["rollout", "status", "deployment/cdi-uploadproxy", "--timeout=3m"];
+        PLACE.kubectl(&[&["-n", PLATFORM][..], &rollout].concat()).unwrap();
+    };
+    install(&Settings { clients_claim: "clients".to_owned(), ..platform::settings() });
+    PLACE.until(PLATFORM, "the client is downloaded", || {
+        let got = download(MAC);
+        (got.status.success() && got.stdout == b"supplied").then_some(())
+    });
+    let list = String::from_utf8(download("").stdout).unwrap();
+    assert_eq!(list, format!("/{}\n/{MAC}\n", api::downloads::OWN));
+    assert!(download(api::downloads::OWN).status.success());
+    install(&platform::settings());
+    PLACE.until(PLATFORM, "the client is gone", || (!download(MAC).status.success()).then_some(()));
+    PLACE.delete(CLAIMS, PLATFORM, "clients");
 }
 
 #[test]

@@ -102,6 +102,14 @@ pub(crate) fn page(address: SocketAddr) -> Option<String> {
     answer.contains(telling::PAGE).then_some(answer)
 }
 
+/// Whether a guest of `guests::telling` sends back at an address what it is sent.
+pub(crate) fn echoes(address: SocketAddr) -> bool {
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) else { return false };
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut byte = [0];
+    stream.write_all(b"x").is_ok() && stream.read_exact(&mut byte).is_ok() && byte == *b"x"
+}
+
 /// The address of the guest's network card.
 pub(crate) fn mac(namespace: &str, name: &str) -> Value {
     let instance = PLACE.find(INSTANCES, namespace, name).unwrap();

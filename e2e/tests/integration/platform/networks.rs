@@ -334,6 +334,17 @@ fn interfaces_come_and_go_while_the_guest_runs() {
             });
             guest.until(&format!("grep -q {carrier} /sys/class/net/{name}/carrier"));
         }
+        if soak() || round == 0 {
+            restart(namespace, "vm");
+            guest = Guest::of(namespace, "vm");
+            let name = guest.card(&mac);
+            guest.until(&format!("ip link set {name} up && grep -q 1 /sys/class/net/{name}/carrier"));
+            PLACE.until(namespace, "the instance alone has its interfaces", || {
+                let plugged = interface(namespace, "vm", "plugged")?;
+                let ports = (lan.ports().len(), more.ports().len());
+                (plugged["linkState"] == "up" && plugged["mac"] == mac && ports == (2, 1)).then_some(())
+            });
+        }
         spec["domain"]["devices"]["interfaces"][last]["state"] = json!("absent");
         apply(&spec);
         PLACE.until(namespace, "the interface is detached", || {
@@ -358,6 +369,66 @@ fn interfaces_come_and_go_while_the_guest_runs() {
     PLACE.delete(MACHINES, namespace, "vm");
     until_nothing_is_left(namespace, &[&lan, &more]);
     fs::remove_file(&file).unwrap();
+    PLACE.remove_namespace(namespace);
+}
+
+/// Restarts a VM, and waits until another instance of it runs.
+#[track_caller]
+fn restart(namespace: &str, vm: &str) {
+    let before = instance(namespace, vm)["metadata"]["uid"].clone();
+    PLACE.put(namespace, &format!("virtualmachines/{vm}/restart")).unwrap();
+    PLACE.until(namespace, "another instance runs", || {
+        let now = PLACE.find(INSTANCES, namespace, vm)?;
+        (now["metadata"]["uid"] != before && now["status"]["phase"] == "Running").then_some(())
+    });
+}
+
+#[test]
+fn eight_networks_of_definitions_in_every_place_are_attached_and_listed() {
+    let namespace = "eight-networks";
+    PLACE.namespace(namespace);
+    let bridge = Bridge::create("e2e-eight");
+    let routed = json!({
+        "cniVersion": "1.0.0", "name": "routed", "type": "bridge", "bridge": bridge.0,
+        "ipam": {
+            "type": "static", "addresses": [{"address": "198.51.100.9/24"}],
+            "routes": [{"dst": "203.0.113.0/24", "gw": "198.51.100.1"}],
+        },
+    });
+    define(namespace, "plain", Some(&bridged(bridge.0)), None);
+    define(namespace, "routed", Some(&routed.to_string()), None);
+    define("default", "e2e-shared", Some(&bridged(bridge.0)), None);
+    let networks = [
+        ("a", "plain"),
+        ("b", "plain"),
+        ("c", "default/e2e-shared"),
+        ("d", "routed"),
+        ("e", "eight-networks/plain"),
+        ("f", "default/e2e-shared"),
+        ("g", "plain"),
+        ("h", "plain"),
+    ];
+    PLACE.create(MACHINES, namespace, &diskless("vm", &networks));
+    PLACE.until_status(namespace, "vm", "Running");
+    assert_eq!(bridge.ports().len(), networks.len());
+    let status = listed(namespace, "vm");
+    assert_eq!(status.len(), 1 + networks.len(), "{status:?}");
+    let mut macs = BTreeSet::new();
+    for (name, definition) in networks {
+        let own = format!("{namespace}/{definition}");
+        let full: &str = if definition.contains('/') { definition } else { &own };
+        let one = status.iter().find(|one| one["interface"] == pod_interface(name)).unwrap();
+        assert_eq!(one["name"], full, "{status:?}");
+        let shown = PLACE.until(namespace, "the interface is reported", || interface(namespace, "vm", name));
+        assert_eq!(shown["mac"], one["mac"], "{shown}");
+        macs.insert(one["mac"].as_str().unwrap().to_owned());
+        let expected = if name == "d" { json!(["198.51.100.9"]) } else { Value::Null };
+        assert_eq!(one["ips"], expected, "{one}");
+    }
+    assert_eq!(macs.len(), networks.len(), "{macs:?}");
+    PLACE.delete(MACHINES, namespace, "vm");
+    until_nothing_is_left(namespace, &[&bridge]);
+    PLACE.delete(DEFINITIONS, "default", "e2e-shared");
     PLACE.remove_namespace(namespace);
 }
 

@@ -1,5 +1,6 @@
 //! Claims of two nodes, made and deleted while operator, agents and drivers are killed and the work changes between agents
-//! and stock sidecars: each claim is bound once, and the pools of both nodes hold the volumes that the API server has.
+//! and stock sidecars: each claim is bound once, and the pools of both nodes hold the volumes that the API server has. The
+//! scheduler avoids a node without room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,13 +13,16 @@ use e2e::storage::{DRIVER, POOL};
 use places::guest::Dice;
 use serde_json::{Value, json};
 
-use crate::platform::place::{CLAIMS, PLACE};
+use crate::platform::place::{CLAIMS, PLACE, PODS};
 use crate::platform_nodes::kills::Program;
 use crate::platform_nodes::pools;
 
 const NAMESPACE: &str = "claims";
 const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
+/// The class whose volumes are on the node of their first pod.
+const LATE: &str = "hostpath-csi";
 const NODES: [&str; 2] = ["node1", "node2"];
 const KILLED: [Program; 3] = [Program::Operator, Program::Agent, Program::Driver];
 
@@ -109,6 +113,67 @@ fn disturbed(steps: usize, dice: &mut Dice, mut step: impl FnMut(usize)) {
     }
 }
 
+/// A pod that has a claim of its name, on a node if one is named.
+fn user(name: &str, node: Option<&str>) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {
+                "runAsNonRoot": true, "runAsUser": 107, "fsGroup": 107, "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [{
+                "name": "main", "image": e2e::node::BUSYBOX, "command": ["sleep", "100000"],
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
+        },
+    });
+    if let Some(node) = node {
+        pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": node});
+    }
+    pod
+}
+
+/// Bytes that the scheduler may place on a node.
+fn room(node: &str) -> Option<u64> {
+    let all = PLACE.list(CAPACITIES, operator::defaults::NAMESPACE);
+    let of = |one: &&Value| {
+        let place = &one["nodeTopology"]["matchLabels"]["topology.hostpath.csi/node"];
+        one["storageClassName"] == LATE && *place == node
+    };
+    let found = all.iter().find(of)?;
+    api::quantity::bytes(found["capacity"].as_str()?).ok()
+}
+
+/// The first node is filled: a pod that may run on both nodes gets its claim, and runs, on the second one.
+fn a_full_node_is_avoided() {
+    let before = PLACE.until(NAMESPACE, "the first node's room is known", || room("node1"));
+    // More than half of it.
+    let size = before / 5 * 3;
+    for (name, node) in [("fills", Some("node1")), ("avoids", None)] {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": LATE,
+                "resources": {"requests": {"storage": size.to_string()}},
+            },
+        });
+        PLACE.create(CLAIMS, NAMESPACE, &claim);
+        PLACE.create(PODS, NAMESPACE, &user(name, node));
+        let runs = PLACE.until(NAMESPACE, &format!("{name} runs"), || {
+            PLACE.find(PODS, NAMESPACE, name).filter(|pod| pod["status"]["phase"] == "Running")
+        });
+        assert_eq!(runs["spec"]["nodeName"], node.unwrap_or("node2"), "{name}");
+        PLACE.until(NAMESPACE, "the first node is full", || room("node1").filter(|left| *left < size));
+    }
+    for name in ["fills", "avoids"] {
+        PLACE.delete(PODS, NAMESPACE, name);
+        PLACE.delete(CLAIMS, NAMESPACE, name);
+    }
+}
+
 pub(crate) fn are_bound_once(second: &Second) {
     let sidecars = PLACE.cluster.place().path("sidecars.tar");
     second.import_images(&sidecars).unwrap();
@@ -173,6 +238,7 @@ pub(crate) fn are_bound_once(second: &Second) {
         objects.iter().filter(|object| !object["metadata"]["deletionTimestamp"].is_null()).collect();
     assert!(objects.len() == 2 * left && stuck.is_empty(), "{} objects: {stuck:?}", objects.len());
 
+    a_full_node_is_avoided();
     PLACE.remove_namespace(NAMESPACE);
     PLACE.until(NAMESPACE, "all volumes are gone", || volumes().is_empty().then_some(()));
     for node in NODES {

@@ -1,5 +1,5 @@
-//! The pools of a `HostPathProvisioner`: a second one is added, volumes outlive a change of sidecars, and a deletion waits for
-//! volumes and names them.
+//! The pools of a `HostPathProvisioner`: the driver runs where the object places it, a second pool is added, volumes outlive a
+//! change of sidecars, and a deletion waits for volumes and names them.
 
 use serde_json::{Value, json};
 
@@ -75,9 +75,33 @@ fn remove(claim: &str, volume: &str, folder: &str) {
     assert!(!folder.exists(), "{}", folder.display());
 }
 
+/// The driver runs on the nodes that the object selects, and nowhere else.
+fn are_placed() {
+    const LABEL: &str = "e2e/pools";
+    let set = || get("daemonset/hostpath-provisioner-csi");
+    let runs_on = |nodes: u64| {
+        PLACE.until(PLATFORM, &format!("the driver is on {nodes} nodes"), || {
+            let set = set()?;
+            let current = set["status"]["observedGeneration"] == set["metadata"]["generation"];
+            (current && set["status"]["desiredNumberScheduled"] == nodes).then_some(())
+        });
+    };
+    patch(&json!({"spec": {"workload": {"nodeSelector": {LABEL: "here"}}}}));
+    runs_on(0);
+    PLACE.kubectl(&["label", "node", "node1", &format!("{LABEL}=here")]).unwrap();
+    runs_on(1);
+    patch(&json!({"spec": {"workload": null}}));
+    PLACE.until(PLATFORM, "the driver is on all nodes", || {
+        set()?["spec"]["template"]["spec"]["nodeSelector"][LABEL].is_null().then_some(())
+    });
+    PLACE.kubectl(&["label", "node", "node1", &format!("{LABEL}-")]).unwrap();
+    deployed(1);
+}
+
 pub(crate) fn follow_their_object() {
     PLACE.namespace(NAMESPACE);
     deployed(1);
+    are_placed();
     for pool in ["legacy", "second"] {
         let class = json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": format!("pool-{pool}")},

@@ -1,4 +1,4 @@
-//! The reference plugin `ptp` as the pod network.
+//! The reference plugin `ptp` as the pod network, with an interface that lists its ports.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use guests::telling;
 use serde_json::json;
 
 use crate::platform::console::Console;
-use crate::platform::machines::{claim, machine, page};
+use crate::platform::machines::{claim, echoes, machine, page};
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
 
 const NAMESPACE: &str = "ptp";
@@ -54,6 +54,7 @@ pub(crate) fn guest_is_on_a_point_to_point_network() {
     let mut vm = machine("vm", "Always", &json!({"persistentVolumeClaim": {"claimName": "vm"}}));
     let spec = &mut vm["spec"]["template"]["spec"];
     spec["domain"]["memory"]["guest"] = json!("256Mi");
+    spec["domain"]["devices"]["interfaces"][0]["ports"] = json!([{"port": 80}]);
     spec["domain"]["devices"]["disks"]
         .as_array_mut()
         .unwrap()
@@ -74,6 +75,7 @@ pub(crate) fn guest_is_on_a_point_to_point_network() {
     assert!(last >= 200, "{address}");
     let address: SocketAddr = format!("{address}:80").parse().unwrap();
     PLACE.until(NAMESPACE, "the guest's page at the pod's address", || page(address));
+    assert!(!echoes(SocketAddr::new(address.ip(), 7)), "a port that is not in the list of the interface");
     PLACE.delete(MACHINES, NAMESPACE, "vm");
     PLACE.until(NAMESPACE, "the VM is gone", || {
         (PLACE.list(MACHINES, NAMESPACE).is_empty() && PLACE.list(PODS, NAMESPACE).is_empty()).then_some(())
