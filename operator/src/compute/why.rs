@@ -86,6 +86,7 @@ async fn of_instance(
         volumes: volumes.volumes(),
         state: launcher::state(instance, states.iter()),
         overhead: &|_| None,
+        memory_overhead: instance.spec.overhead,
         owner_exists: true,
         node: node.as_ref(),
         now: Context::now(),

@@ -125,7 +125,7 @@ fn quality_of_service_is_that_of_requests_and_limits() {
         let run = PLACE.find(INSTANCES, namespace, name).unwrap();
         assert_eq!(run["status"]["qosClass"], *class, "{name}");
         let pods = PLACE.list(PODS, namespace);
-        let owned = |pod: &&Value| pod["metadata"]["labels"]["vm.kubevirt.io/name"] == *name;
+        let owned = |pod: &&serde_json::Value| pod["metadata"]["labels"]["vm.kubevirt.io/name"] == *name;
         let pod = pods.iter().find(owned).unwrap();
         assert_eq!(pod["status"]["qosClass"], *class, "{name}");
         PLACE.delete(MACHINES, namespace, name);

@@ -16,7 +16,7 @@ use crate::storage::apply::Done;
 use crate::storage::class;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::cloned;
-use crate::storage::datavolume::{self, Obstacle};
+use crate::storage::datavolume::Obstacle;
 use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};

@@ -196,7 +196,7 @@ mod tests {
     impl Drop for Scratch {
         fn drop(&mut self) {
             drop(fs::remove_dir(&self.group));
-            drop(unmount(self.mount.path(), UnmountFlags::DETACH));
+            let _unmounted = unmount(self.mount.path(), UnmountFlags::DETACH);
         }
     }
 
