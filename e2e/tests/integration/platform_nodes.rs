@@ -41,12 +41,15 @@ const PARTS: [Part; 11] = [
 const FOOTPRINT: Part = ("footprint", footprint::is_within_its_requests);
 /// The upload proxy is replaced twice: only with the full counts too, where it comes before the first removal.
 const DOWNLOADS: Part = ("downloads", hyperconverged::supplied_clients_are_downloaded);
+/// Another installation: likewise, after the others.
+const NAMESPACE: Part = ("namespace", install::works_in_another_namespace);
 
 #[test]
 fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {
     let mut parts = PARTS.to_vec();
     if std::env::var_os("FERROVIRT_SOAK").is_some() {
         let removal = parts.iter().position(|(name, _)| *name == "install").unwrap();
+        parts.insert(parts.len() - 1, NAMESPACE);
         parts.insert(removal, DOWNLOADS);
         parts.insert(3, FOOTPRINT);
     }

@@ -71,7 +71,7 @@ fn told(reason: &str, kind: &str, name: &str, why: &str) -> u64 {
     found.filter_map(|event| event["count"].as_u64()).sum()
 }
 
-/// What such an event says when the child was made again.
+/// End of such an event about a child that was made again.
 const DELETED: &str = ": it had been deleted";
 
 /// Waits until the operator has undone a change; the bar is [`UNDONE`].

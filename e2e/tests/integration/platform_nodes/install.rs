@@ -1,6 +1,7 @@
 //! The platform is installed, runs a VM, is installed again over itself, and removed, several times: as `operator manifests`
 //! and `operator uninstall` do, and as Helm does. In some rounds the operator is killed on the way. Once it is switched on
-//! by the objects KubeVirt and CDI alone. Objects, and files, links, rules, mounts and processes of the node, are compared.
+//! by the objects KubeVirt and CDI alone, and once it is in another namespace. Objects, and files, links, rules, mounts and
+//! processes of the node, are compared.
 
 use std::collections::BTreeSet;
 use std::process::Output;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use cluster::Resource;
 use e2e::platform;
+use operator::install::Settings;
 use places::guest::Dice;
 use serde_json::{Value, json};
 
@@ -98,7 +100,8 @@ fn assert_node_is_clean(words: &[String], first: &mut Option<BTreeSet<String>>) 
     let mut left = BTreeSet::new();
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
-        let files = PLACE.cluster.shared_files().unwrap();
+        // One that goes while it is listed is an error.
+        let Ok(files) = PLACE.cluster.shared_files() else { continue };
         let network = PLACE.cluster.network().unwrap();
         left = files.difference(&PLACE.files).cloned().collect();
         let before = first.get_or_insert_with(|| network.clone());
@@ -348,5 +351,28 @@ pub(crate) fn kubevirt_and_cdi_work_alone() {
     PLACE.remove_namespace(namespace);
     platform::uninstall(&PLACE.cluster, &platform::settings()).unwrap();
     assert_nothing_is_left(Way::Manifest);
+    platform::install(&PLACE.cluster, &platform::settings()).unwrap();
+}
+
+/// The platform works in a namespace of another name. It is installed in its own one afterwards, as before.
+pub(crate) fn works_in_another_namespace() {
+    let settings = Settings { namespace: "virtualization".to_owned(), ..platform::settings() };
+    platform::uninstall(&PLACE.cluster, &platform::settings()).unwrap();
+    platform::install(&PLACE.cluster, &settings).unwrap();
+    let namespace = "of-another-platform";
+    PLACE.namespace(namespace);
+    let _volume = create(namespace, "vm", "Always", 0);
+    until_answers(namespace, "vm", 1);
+    workloads::create(namespace);
+    let words = [PLACE.words(namespace), PLACE.words(&settings.namespace)].concat();
+    workloads::remove(namespace);
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE
+        .until(namespace, "the VM is gone", || PLACE.find(MACHINES, namespace, "vm").is_none().then_some(()));
+    platform::uninstall(&PLACE.cluster, &settings).unwrap();
+    assert_nothing_is_left(Way::Manifest);
+    PLACE.kubectl(&["get", "namespace", &settings.namespace]).unwrap_err();
+    PLACE.until_nothing_remains(namespace, &words);
+    PLACE.remove_namespace(namespace);
     platform::install(&PLACE.cluster, &platform::settings()).unwrap();
 }

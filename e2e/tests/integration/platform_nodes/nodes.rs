@@ -165,6 +165,8 @@ pub(crate) fn outlive_their_node() {
         (Some("False"), Some("Unschedulable")),
         "{why}"
     );
+    let text = why["message"].as_str().unwrap_or_default();
+    assert!(text.contains("affinity"), "the other node is not that of its volume: {why}");
     assert_eq!(count("local"), '2');
 
     kubectl(&["taint", "node", "node2", &format!("{OUT_OF_SERVICE}-")]);

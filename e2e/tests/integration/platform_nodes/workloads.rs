@@ -1,7 +1,7 @@
 //! Workloads that a controller of the platform would make again: a replica set and a pool of VMs, a DataVolume with its
 //! claim, and a cron that imports from the claim.
 //!
-//! Not here: the VM beside them, and the removal of the platform that ends them (`install`).
+//! Not here: the VM next to them, and the removal of the platform that ends them (`install`).
 
 use cluster::Resource;
 use serde_json::{Value, json};
