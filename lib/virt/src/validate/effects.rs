@@ -323,7 +323,9 @@ fn values(path: &str, kind: &str) -> Vec<Value> {
         "domain.devices.disks[].disk.pciAddress" => words(&["0000:00:06.0"]),
         "domain.devices.interfaces[].pciAddress" => words(&["0000:00:07.0"]),
         "domain.devices.interfaces[].dhcpOptions" => vec![json!({"bootFileName": "boot.efi"})],
-        "domain.devices.interfaces[].portRanges" => vec![json!([{"protocol": "TCP", "start": 80, "end": 90}])],
+        "domain.devices.interfaces[].portRanges" => {
+            vec![json!([{"protocol": "TCP", "start": 80, "end": 90}])]
+        }
         "domain.devices.interfaces[].macAddress" => words(&["02:00:00:00:00:07"]),
         "domain.devices.interfaces[].ports[].protocol" => words(&["UDP"]),
         "networks[].pod.vmNetworkCIDR" => words(&["10.7.0.0/24"]),

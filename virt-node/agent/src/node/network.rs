@@ -326,7 +326,8 @@ mod tests {
         let line =
             format!("exec -a virt-launcher bash -c 'read -r' run /x --pod --name {name} --namespace ns");
         let start = || {
-            let ip = std::process::Command::new("ip").args(["link", "add", "net1", "type", "bridge"]).status();
+            let ip =
+                std::process::Command::new("ip").args(["link", "add", "net1", "type", "bridge"]).status();
             assert!(ip.unwrap().success());
             let mut command = std::process::Command::new("bash");
             Ok::<_, Error>(command.args(["-c", &line]).stdin(std::process::Stdio::piped()).spawn().unwrap())
