@@ -180,6 +180,8 @@ oldest: deps
 AUDIT := $(CARGO_TARGET_DIR)/audit
 
 soak: export FERROVIRT_CLUSTER_AUDIT := $(AUDIT)
+# The bars are for a machine that does nothing else.
+soak: export RUST_TEST_THREADS := 1
 soak: deps server cni kube suite oldest image
 	rm -rf "$(AUDIT)"
 	cargo test --locked --workspace --no-run
