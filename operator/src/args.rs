@@ -167,10 +167,10 @@ pub struct HelmChart {
 #[command(after_help = "\
 Examples:
   operator support-bundle --output bundle
-  kubectl -n kubevirt-hyperconverged exec deploy/ferrovirt-operator -- operator support-bundle --help
+  operator support-bundle --output bundle --kubeconfig ~/.kube/config --namespace virtualization
 
-Secrets are never read. Passwords in cloud-init data, HTTP headers and URLs are replaced; look through the files before
-you send them.")]
+Secrets are never read. Cloud-init data, HTTP headers and credentials in URLs are replaced; look through the files
+before you send them.")]
 pub struct SupportBundle {
     /// Directory that is created; it may exist if it is empty
     #[arg(long, short, value_name = "DIR")]

@@ -214,6 +214,8 @@ mod tests {
         assert_eq!(lot(instance, Place::Cluster, "spec.affinity", true), None, "the operator uses it");
         let later = lot(instance, Place::Cluster, "spec.evictionStrategy", true);
         assert_eq!(later.map(|lot| lot.verdict), Some(Unsupported));
+        let account = lot(instance, Place::Cluster, "spec.serviceAccountName", true);
+        assert!(account.is_some_and(|lot| lot.text.starts_with("used for clones")), "clones use it");
         let dedicated = |place| lot(instance, place, "spec.domain.cpu.dedicatedCpuPlacement", true);
         assert_eq!(dedicated(Place::Machine).map(|lot| lot.text), Some(LATER));
         assert_eq!(dedicated(Place::Cluster), None, "the launcher pins vCPUs");

@@ -28,6 +28,8 @@ pub(super) const LATER: &str = "not supported yet; it has no effect";
 
 /// Devices of the host are for clusters: a device plugin counts them.
 const NO_DEVICES: &str = "not supported yet on one machine: devices of the host cannot be given to a guest";
+/// A launcher's pod has the ServiceAccount of a volume `serviceAccount`, or the namespace's default.
+const ONLY_CLONES: &str = "used for clones by dataVolumeTemplates only; the launcher's pod does not have it";
 /// Devices are allocated by a device plugin.
 const NO_CLAIMS: &str = "not supported yet: name a device of permittedHostDevices in deviceName";
 
@@ -75,7 +77,7 @@ const INSTANCE: &[Row] = &[
     row("resourceClaims", Error, NO_CLAIMS),
     only_cluster("schedulerName"),
     only_cluster("serviceAccountName"),
-    later_in_cluster("serviceAccountName"),
+    Row { field: "serviceAccountName", verdict: Unsupported, text: ONLY_CLONES, place: Where::Cluster },
     only_cluster("subdomain"),
     only_cluster("tolerations"),
     only_cluster("topologySpreadConstraints"),

@@ -35,7 +35,7 @@ pub const WITHOUT: [(&str, &str); 16] = [
 ];
 
 /// Gates without an effect: nothing reads them, or what they switch on does not exist.
-const GATES: [&str; 11] = [
+const GATES: [&str; 10] = [
     "alignCPUs",
     "containerPathVolumes",
     "decentralizedLiveMigration",
@@ -44,7 +44,6 @@ const GATES: [&str; 11] = [
     "downwardMetrics",
     "enableMultiArchBootImageImport",
     "incrementalBackup",
-    "objectGraph",
     "persistentReservation",
     "template",
 ];

@@ -245,6 +245,8 @@ fn gates_switch_something_or_are_named() {
         assert_eq!((named(&on), named(&off)), expected, "{gate:?}");
         assert!(switches || named(&on) || named(&off), "{gate:?}");
     }
+    // The API objectgraph reads its gate.
+    assert!(effect::ignored(&with("objectGraph", "Enabled")).is_empty());
 }
 
 #[test]
