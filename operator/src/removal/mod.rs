@@ -36,9 +36,11 @@ pub(crate) use plan::SWITCHES;
 
 const NODES: Resource = Resource::cluster("", "v1", "nodes");
 /// Kinds of objects that webhooks protect from an uninstall.
-const WORKLOADS: [Resource; 3] = [
+pub(crate) const WORKLOADS: [Resource; 5] = [
     Resource::namespaced("kubevirt.io", "v1", "virtualmachines"),
     Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances"),
+    Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstancereplicasets"),
+    Resource::namespaced("pool.kubevirt.io", "v1beta1", "virtualmachinepools"),
     Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes"),
 ];
 /// The Service of the webhook that judges HyperConverged.

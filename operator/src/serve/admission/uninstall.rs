@@ -114,6 +114,15 @@ mod tests {
     }
 
     #[test]
+    fn operator_uninstall_keeps_webhooks_for_the_same_kinds() {
+        let kept = crate::removal::WORKLOADS;
+        assert_eq!(kept.len(), EVERYTHING.len());
+        for workload in &EVERYTHING {
+            assert!(kept.contains(&workload.resource), "{}", workload.name);
+        }
+    }
+
+    #[test]
     fn refusals_have_upstreams_words() {
         for (platform, workload, expected) in [
             (
