@@ -324,8 +324,10 @@ fn import(o: &Observed<'_>, name: &str, digest: &str) -> Value {
     json!({"apiVersion": names::API_VERSION, "kind": "DataVolume", "metadata": metadata, "spec": spec})
 }
 
-/// Names the image of a digest: by its URL, in place of an ImageStream the reference of the image that was found in it.
+/// Names the image of a digest: by its URL, in place of an ImageStream the reference of the image that was found in it,
+/// unless that reference is of another digest.
 fn pin(registry: &mut Map<String, Value>, digest: &str, reference: Option<&str>) {
+    let reference = reference.filter(|one| one.ends_with(digest));
     let url = match (registry.get("url").and_then(Value::as_str), reference) {
         (Some(url), _) => pinned(url, digest),
         (None, Some(reference)) => format!("docker://{reference}"),
@@ -525,11 +527,11 @@ mod tests {
             begun(json!({DESIRED: DIGEST, stream::REFERENCE: reference})),
             json!({"url": format!("docker://{reference}"), "pullMethod": "node"})
         );
-        // A digest of another program: the stream's tag is imported.
-        assert_eq!(
-            begun(json!({DESIRED: DIGEST})),
-            json!({"imageStream": "fedora:41", "pullMethod": "node"})
-        );
+        // A digest of another program: the stream's tag is imported, also where the last poll's reference is left.
+        let tagged = json!({"imageStream": "fedora:41", "pullMethod": "node"});
+        assert_eq!(begun(json!({DESIRED: DIGEST})), tagged);
+        let stale = "quay.io/containerdisks/fedora@sha256:0";
+        assert_eq!(begun(json!({DESIRED: DIGEST, stream::REFERENCE: stale})), tagged);
     }
 
     #[test]
