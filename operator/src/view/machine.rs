@@ -170,6 +170,16 @@ impl Machine {
             Which::Preference => (spec.preference.as_ref(), status.preference_ref.as_ref()),
         }
     }
+
+    /// Whether its spec or its status names this revision of a flavor.
+    pub(crate) fn names_revision(&self, name: &str) -> bool {
+        Which::BOTH.into_iter().any(|which| {
+            let (reference, kept) = self.flavor(which);
+            let named = reference.and_then(|one| one.revision_name.as_deref());
+            let kept = kept.and_then(|one| one.controller_revision_ref.as_ref()?.name.as_deref());
+            named == Some(name) || kept == Some(name)
+        })
+    }
 }
 
 /// Starts in a row that failed.
@@ -187,5 +197,29 @@ pub(crate) struct StartFailure {
 impl From<&Self> for Machine {
     fn from(read: &Self) -> Self {
         read.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_revision_is_named_by_spec_or_status() {
+        let kept = json!({"controllerRevisionRef": {"name": "r"}});
+        for (object, expected) in [
+            (json!({"spec": {"instancetype": {"name": "small", "revisionName": "r"}}}), true),
+            (json!({"spec": {"preference": {"name": "linux", "revisionName": "r"}}}), true),
+            (json!({"status": {"instancetypeRef": kept}}), true),
+            (json!({"status": {"preferenceRef": kept}}), true),
+            (json!({"spec": {"instancetype": {"name": "r"}}}), false),
+            (json!({"spec": {"instancetype": {"name": "small", "revisionName": "r2"}}}), false),
+            (json!({}), false),
+        ] {
+            let machine: Machine = serde_json::from_value(object.clone()).unwrap();
+            assert_eq!(machine.names_revision("r"), expected, "{object}");
+        }
     }
 }

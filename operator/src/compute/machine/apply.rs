@@ -264,8 +264,14 @@ async fn keep_flavor(context: &Context, observed: &Observed<'_>, which: Which) -
     Ok(())
 }
 
-/// Deletes a revision that the VM owns; one that a user made stays.
+/// Deletes a revision that the VM owns; one that a user made, or that another VM names, stays.
 async fn drop_flavor(context: &Context, meta: &Meta, name: &str) -> cluster::Result<()> {
+    let shared = context.caches.machines.all().into_iter().any(|(other, machine)| {
+        other.namespace() == meta.namespace && other.name() != meta.name && machine.names_revision(name)
+    });
+    if shared {
+        return Ok(());
+    }
     let key = Key::new(&meta.namespace, name);
     let found: Option<Revision> = context.client.find(REVISIONS, &key).await?;
     let own = |found: &Revision| found.metadata.controller().is_some_and(|owner| owner.uid == meta.uid);
