@@ -149,12 +149,24 @@ async fn store(context: &Context, pool: &Pool, members: &[Member<'_>], whole: &V
     let scope = Scope::all().namespace(namespace).labels(plan::REVISION);
     for kept in client.list::<Revision>(REVISIONS, &scope).await? {
         let meta = &kept.metadata;
-        if plan::is_unused(pool, members, meta) {
+        if plan::is_unused(pool, members, meta) && !is_named(context, namespace, &meta.name).await? {
             let key = Key::new(namespace, &meta.name);
             client.delete(REVISIONS, &key, &Delete::default().uid(&meta.uid)).await?;
         }
     }
     Ok(())
+}
+
+/// Whether a VM or an instance names a revision, by its label. The API server is asked: the caches may not have a VM yet
+/// that was created a moment ago.
+async fn is_named(context: &Context, namespace: &str, revision: &str) -> cluster::Result<bool> {
+    let scope = Scope::all().namespace(namespace).labels(&format!("{}={revision}", plan::REVISION));
+    for resource in [MACHINES, INSTANCES] {
+        if !context.client.list::<IgnoredAny>(resource, &scope).await?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn existing_is_fine<T>(created: cluster::Result<T>) -> cluster::Result<()> {
