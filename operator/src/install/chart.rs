@@ -236,7 +236,8 @@ fn kubelet_list(list: &str, directory: &str) -> Value {
 fn by_kubelet(list: &str) -> String {
     let usual = crate::defaults::KUBELET_DIRECTORY;
     let [with, without] = [usual, KUBELET_DIRECTORY].map(|directory| kubelet_list(list, directory));
-    format!("{{{{ if eq .Values.kubeletDirectory \"{usual}\" }}}}{with}{{{{ else }}}}{without}{{{{ end }}}}")
+    let is_usual = format!("eq (.Values.kubeletDirectory | default `{usual}`) `{usual}`");
+    format!("{{{{ if {is_usual} }}}}{with}{{{{ else }}}}{without}{{{{ end }}}}")
 }
 
 /// Removes quotes around expressions that begin with a text.
@@ -263,12 +264,14 @@ const OPERATOR_RESOURCES: &str = "{{ toJson (ternary (mergeOverwrite (deepCopy .
                                   (int .Values.machines) 1000) 64) 8999) 9000)))))) .Values.resources.operator \
                                   (gt (int .Values.machines) 1000)) }}";
 
-const CNI_DIRECTORY: &str = "{{ .Values.cniDirectory }}";
-const KUBELET_DIRECTORY: &str = "{{ .Values.kubeletDirectory }}";
+// Values that an earlier chart did not have are missing in `helm upgrade --reuse-values`. Texts in these expressions are in
+// backquotes, because they also stand in JSON.
+const CNI_DIRECTORY: &str = "{{ .Values.cniDirectory | default `/opt/cni/bin` }}";
+const KUBELET_DIRECTORY: &str = "{{ .Values.kubeletDirectory | default `/var/lib/kubelet` }}";
 /// Lists of the agent's DaemonSet that differ by the kubelet's directory.
 const KUBELET_LISTS: [&str; 2] =
     ["/spec/template/spec/volumes", "/spec/template/spec/containers/0/volumeMounts"];
-const AGGREGATE_ROLES: &str = "{{ .Values.aggregateRoles }}";
+const AGGREGATE_ROLES: &str = "{{ ne (toString .Values.aggregateRoles) `false` }}";
 const SHARED_NETWORKS: &str = "{{ join \",\" .Values.sharedNetworkNamespaces }}";
 
 /// The volume of supplied clients, in the flow style of YAML.
@@ -493,6 +496,24 @@ mod tests {
             environment.contains(&json!({"name": "KUBELET_DIRECTORY", "value": kubelet})),
             "{environment:?}"
         );
+    }
+
+    #[test]
+    fn values_of_an_earlier_chart_lack_none_that_is_needed() {
+        let kubelet = crate::defaults::KUBELET_DIRECTORY;
+        for (expression, usual) in
+            [(CNI_DIRECTORY, crate::defaults::CNI_DIRECTORY), (KUBELET_DIRECTORY, kubelet)]
+        {
+            assert!(expression.ends_with(&format!(" | default `{usual}` }}}}")), "{expression}");
+        }
+        for list in KUBELET_LISTS {
+            let condition =
+                format!("{{{{ if eq (.Values.kubeletDirectory | default `{kubelet}`) `{kubelet}` }}}}");
+            assert!(by_kubelet(list).starts_with(&condition), "{list}");
+            // Helm parses the expression within the JSON.
+            assert!(!kubelet_list(list, KUBELET_DIRECTORY).to_string().contains("default \\"), "{list}");
+        }
+        assert_eq!(AGGREGATE_ROLES, "{{ ne (toString .Values.aggregateRoles) `false` }}");
     }
 
     #[test]
