@@ -218,10 +218,11 @@ pub fn installed(all: impl IntoIterator<Item = Arc<Installed>>) -> Option<Arc<In
     all.into_iter().filter(|one| !one.deleting).min_by(|one, other| one.age.cmp(&other.age))
 }
 
-/// Whether the oldest CDI object is being deleted, and all DataVolumes with it.
-pub fn is_removed(all: impl IntoIterator<Item = Arc<Installed>>) -> bool {
+/// Whether the oldest CDI object is being deleted, and all DataVolumes with it. Without a CDI object, whether that was so
+/// `before` the last one was gone.
+pub fn is_removed(all: impl IntoIterator<Item = Arc<Installed>>, before: bool) -> bool {
     let oldest = all.into_iter().min_by(|one, other| one.age.cmp(&other.age));
-    oldest.is_some_and(|oldest| oldest.deleting && !oldest.waits)
+    oldest.map_or(before, |oldest| oldest.deleting && !oldest.waits)
 }
 
 /// A new CDIConfig for a CDI object.
@@ -393,8 +394,10 @@ mod tests {
             // A duplicate never owned DataVolumes.
             (vec![cdi(early, false, "RemoveWorkloads"), cdi(late, true, "")], false),
         ] {
-            assert_eq!(is_removed(all.clone()), expected, "{all:?}");
+            assert_eq!(is_removed(all.clone(), false), expected, "{all:?}");
         }
+        assert!(is_removed(Vec::new(), true), "the removed object is gone");
+        assert!(!is_removed(vec![cdi(late, false, "RemoveWorkloads")], true), "there is another one");
     }
 
     #[test]

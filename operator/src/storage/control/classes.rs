@@ -149,6 +149,8 @@ impl Controller {
 
     /// The status of CDIConfig. Without Route, Ingress and override, a URL that another part wrote stays.
     pub(super) async fn publish_settings(&self) -> Result<Outcome> {
+        // Each change of a CDI object leads here: how it is removed is remembered, also where there is no cron.
+        self.is_removed();
         let key = Key::cluster("config");
         let found = self.client.find::<Value>(CONFIGS, &key).await?;
         let Some(config) = self.configured(&key, found).await? else { return Ok(Outcome::After(RETRY)) };

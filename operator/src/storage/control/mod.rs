@@ -121,6 +121,8 @@ struct Controller {
     events_read: Mutex<Option<Instant>>,
     /// Whether the cluster has one node.
     single_node: AtomicBool,
+    /// Whether the CDI object that was seen last was deleted with all DataVolumes.
+    removed: AtomicBool,
     queue: Queue<Item>,
 }
 
@@ -200,6 +202,7 @@ async fn control(
         problems: Problems::default(),
         events_read: Mutex::default(),
         single_node: AtomicBool::new(false),
+        removed: AtomicBool::new(false),
         queue: queue.clone(),
     });
     let observed = Arc::clone(&controller);
@@ -424,9 +427,15 @@ impl Controller {
         settings::installed(self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi))
     }
 
-    /// Whether the CDI object is being deleted with all DataVolumes.
+    /// Whether the CDI object is being deleted with all DataVolumes, or was, and there is none since.
     fn is_removed(&self) -> bool {
-        settings::is_removed(self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi))
+        let all: Vec<Arc<Installed>> = self.caches.cdis.all().into_iter().map(|(_, cdi)| cdi).collect();
+        let exists = !all.is_empty();
+        let removed = settings::is_removed(all, self.removed.load(Ordering::Relaxed));
+        if exists {
+            self.removed.store(removed, Ordering::Relaxed);
+        }
+        removed
     }
 
     /// Images of the workers, as the CDI object wants them pulled.
