@@ -26,7 +26,7 @@ use api::launch::{
 };
 use api::resource::ObjectMeta;
 
-use crate::finding::{Finding, Findings};
+use crate::finding::{Finding, Findings, Verdict};
 use devices::HostDevices;
 
 pub use board::{Growth, is_dedicated, room, topology};
@@ -176,8 +176,8 @@ impl Resolution<'_> {
         self.findings.error(path, text);
     }
 
-    /// The address on PCI that a device asks for in the field at `at`. `device`: what it is and the path of its name, for
-    /// upstream's text.
+    /// The address on PCI that a device asks for in the field at `at`; `None` where the guest has no place there. `device`:
+    /// what it is and the path of its name, for upstream's text.
     fn pci_address(
         &mut self,
         at: &str,
@@ -195,14 +195,19 @@ impl Resolution<'_> {
             Some(Slot::Root(_)) => true,
             Some(Slot::Conventional(_)) | None => false,
         };
-        if !fits {
+        let why = if !fits {
             let ports = if is_express { ", or 0000:01:00.0 to 0000:20:00.0" } else { "" };
-            let text = format!("the guest has no place at {text}: use 0000:00:06.0 to 0000:00:1a.0{ports}");
-            self.error(at, text);
+            let places = format!("0000:00:06.0 to 0000:00:1a.0{ports}");
+            format!("the guest has no place at {text}: the address is assigned automatically; use {places}")
         } else if !self.places.insert(address) {
-            self.error(at, format!("{address} is given twice"));
-        }
-        fits.then_some(address)
+            format!("{address} is given twice: the address is assigned automatically")
+        } else {
+            return Some(address);
+        };
+        // Guests that are stored with such addresses, which had no effect in earlier releases, still start.
+        let path = self.path(at);
+        self.findings.add(Verdict::Unsupported, path, why);
+        None
     }
 
     /// Checks the number of each kind of device; later rules compare each with the others.

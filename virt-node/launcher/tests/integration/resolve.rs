@@ -272,12 +272,6 @@ fn errors_are_reported_by_field() {
             "domain.devices.interfaces[0].name",
         ),
         (format!("{cards}/0/pciAddress"), json!("0000:80.10.1"), "domain.devices.interfaces[0].pciAddress"),
-        (format!("{cards}/0/pciAddress"), json!("0000:81:01.0"), "domain.devices.interfaces[0].pciAddress"),
-        (
-            format!("{disks}/0/disk"),
-            json!({"bus": "virtio", "pciAddress": "0000:00:05.0"}),
-            "domain.devices.disks[0].disk.pciAddress",
-        ),
         (
             format!("{disks}/0/disk"),
             json!({"bus": "sata", "pciAddress": "0000:00:06.0"}),
@@ -354,6 +348,28 @@ fn errors_are_reported_by_field() {
         let wanted = format!("spec.{wanted}");
         let errors: Vec<_> = findings.iter().filter(|one| one.verdict == Verdict::Error).collect();
         assert!(errors.iter().any(|one| one.path == wanted), "{pointer}: {wanted} is not among {errors:#?}");
+    }
+}
+
+#[test]
+fn addresses_without_a_place_are_reported_and_others_assigned() {
+    for (card, disk, wanted) in [
+        ("0000:81:01.0", "0000:00:06.0", "spec.domain.devices.interfaces[0].pciAddress"),
+        ("0000:00:07.0", "0000:00:05.0", "spec.domain.devices.disks[0].disk.pciAddress"),
+        ("0000:00:07.0", "0000:00:07.0", "spec.domain.devices.disks[0].disk.pciAddress"),
+    ] {
+        let mut document = guest();
+        let devices = &mut document["spec"]["domain"]["devices"];
+        devices["interfaces"][0]["pciAddress"] = json!(card);
+        devices["disks"][0]["disk"]["pciAddress"] = json!(disk);
+        let instance = serde_json::from_value(document).unwrap();
+        let (launch, findings) = support::resolved(&instance, Layout::default());
+        let told: Vec<_> = findings.iter().map(|one| (one.path.as_str(), one.verdict)).collect();
+        assert_eq!(told, [(wanted, Verdict::Unsupported)], "{card} {disk}");
+        let launch = launch.unwrap();
+        let cards = launch.interfaces.iter().filter_map(|one| one.pci_address);
+        let placed = cards.chain(launch.disks.iter().filter_map(|one| one.pci_address)).count();
+        assert_eq!(placed, 1, "{card} {disk}: the other device keeps its address");
     }
 }
 
