@@ -50,9 +50,10 @@ fn route(namespace: &str, config: &Value, bundle: &str) -> Value {
     })
 }
 
-/// Whether the Route has to be written: there is none, or it is the platform's own and trusts other certificates.
-fn is_stale(found: Option<&Value>, wanted: &Value) -> bool {
-    let Some(found) = found else { return true };
+/// Whether the Route has to be written: there is neither one nor an Ingress, or it is the platform's own and trusts other
+/// certificates.
+fn is_stale(found: Option<&Value>, wanted: &Value, has_ingress: bool) -> bool {
+    let Some(found) = found else { return !has_ingress };
     let trusted = |route: &Value| route["spec"]["tls"]["destinationCACertificate"].clone();
     let own = found["metadata"]["labels"][MANAGED_BY] == wanted["metadata"]["labels"][MANAGED_BY];
     own && trusted(found) != trusted(wanted)
@@ -72,23 +73,33 @@ fn ingress_host(ingress: &Value) -> Option<String> {
 impl Controller {
     /// The host name by which the upload proxy is reached from outside: of its Route, or of an Ingress that leads to it.
     async fn proxy_host(&self, config: &Value) -> Result<String> {
-        let namespace = &self.setup.namespace;
-        let route = self.route(config).await?;
-        if let Some(host) = route.as_ref().and_then(|route| route["spec"]["host"].as_str()) {
-            return Ok(host.to_owned());
-        }
-        let ingresses = self.client.list::<Value>(INGRESSES, &Scope::all().namespace(namespace)).await?;
-        Ok(ingresses.iter().find_map(ingress_host).unwrap_or_default())
+        let scope = Scope::all().namespace(&self.setup.namespace);
+        let ingresses = self.client.list::<Value>(INGRESSES, &scope).await?;
+        let ingress = ingresses.iter().find_map(ingress_host);
+        let route = match self.route(config, ingress.is_some()).await {
+            Ok(route) => route,
+            // Nothing else of CDIConfig's status depends on it.
+            Err(error) => {
+                tracing::warn!(
+                    error = error.chain(),
+                    "cannot read or make the Route to the upload proxy; retrying"
+                );
+                None
+            }
+        };
+        let host = route.as_ref().and_then(|route| route["spec"]["host"].as_str()).map(str::to_owned);
+        Ok(host.or(ingress).unwrap_or_default())
     }
 
-    /// The Route to the upload proxy, made or changed where the cluster has the kind; one of an administrator stays.
-    async fn route(&self, config: &Value) -> Result<Option<Value>> {
+    /// The Route to the upload proxy, made or changed where the cluster has the kind; one of an administrator stays, and
+    /// none is made next to an Ingress.
+    async fn route(&self, config: &Value, has_ingress: bool) -> Result<Option<Value>> {
         let namespace = &self.setup.namespace;
         let key = Key::new(namespace, PROXY);
         let found: Option<Value> = self.client.find_cached(ROUTES, &key).await?;
         let bundle = self.signers.proxy_bundle();
         let wanted = route(namespace, config, &bundle);
-        if bundle.is_empty() || !is_stale(found.as_ref(), &wanted) {
+        if bundle.is_empty() || !is_stale(found.as_ref(), &wanted, has_ingress) {
             return Ok(found);
         }
         if found.is_none() {
@@ -99,7 +110,18 @@ impl Controller {
             }
         }
         let apply = Apply { manager: "ferrovirt-storage", force: true };
-        self.client.apply(ROUTES, &key, &wanted, apply).await.map(Some)
+        match self.client.apply(ROUTES, &key, &wanted, apply).await {
+            Ok(made) => Ok(Some(made)),
+            // Its host is still that of the proxy.
+            Err(error) if found.is_some() => {
+                tracing::warn!(
+                    error = error.chain(),
+                    "cannot update the Route to the upload proxy; retrying"
+                );
+                Ok(found)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// CDIConfig with what the CDI object sets; without one, as it is.
@@ -326,11 +348,15 @@ mod tests {
         let tls = json!({"termination": "reencrypt", "destinationCACertificate": "first"});
         assert_eq!((&first["spec"]["tls"], &first["spec"]["to"]["name"]), (&tls, &json!("cdi-uploadproxy")));
         assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], "u");
-        assert!(is_stale(None, &first));
-        assert!(!is_stale(Some(&first), &first) && is_stale(Some(&first), &made("second")));
+        assert!(is_stale(None, &first, false));
+        assert!(!is_stale(None, &first, true), "the Ingress leads to the proxy");
+        for has_ingress in [false, true] {
+            assert!(!is_stale(Some(&first), &first, has_ingress));
+            assert!(is_stale(Some(&first), &made("second"), has_ingress));
+        }
         let theirs =
             json!({"metadata": {"name": "cdi-uploadproxy"}, "spec": {"tls": {"termination": "passthrough"}}});
-        assert!(!is_stale(Some(&theirs), &first));
+        assert!(!is_stale(Some(&theirs), &first, false));
     }
 
     #[test]
