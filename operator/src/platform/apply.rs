@@ -216,13 +216,18 @@ impl Controller {
                 }
             }
         };
+        let placed = Arc::new(Mutex::new(BTreeMap::<Side, Map<String, Value>>::new()));
         let components = |resource: Resource| {
-            let all = all.clone();
-            Cache::<Component>::builder().on_change(move |_| all()).start::<Workload>(
-                client,
-                resource,
-                &Scope::all().namespace(namespace),
-            )
+            let (all, placed) = (all.clone(), Arc::clone(&placed));
+            Cache::<Component>::builder()
+                .on_change(move |change| {
+                    // A Deployment that is created again has no placement yet.
+                    if change.before.is_some() != change.after.is_some() {
+                        placed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                    }
+                    all();
+                })
+                .start::<Workload>(client, resource, &Scope::all().namespace(namespace))
         };
         let (deployments, daemon_sets) = (components(DEPLOYMENTS), components(DAEMON_SETS));
         let endpoints = Endpoints::start(client, namespace, all);
@@ -237,7 +242,7 @@ impl Controller {
             daemon_sets,
             endpoints,
             flavors,
-            placed: Arc::default(),
+            placed,
             queue,
         }
     }
