@@ -28,12 +28,10 @@ impl Offered {
         let classes: Vec<Value> = client.list(CLASSES, &all).await?;
         let classes: Vec<Class> = classes.iter().map(Class::from).collect();
         let drivers: Vec<Value> = client.list(DRIVERS, &all).await?;
-        // The table needs no inference.
-        let nodes: Vec<Value> = match classes.iter().all(profile::is_known) {
-            true => Vec::new(),
-            false => client.list(CSI_NODES, &all).await?,
-        };
-        let nodes: Vec<CsiNode> = nodes.iter().map(CsiNode::from).collect();
+        let mut nodes = Vec::new();
+        if classes.iter().any(|class| needs_nodes(class, &drivers)) {
+            client.each(CSI_NODES, &all, |node: Value| nodes.push(CsiNode::from(&node))).await?;
+        }
         let overrides: Vec<Value> = client.list(PROFILES, &all).await?;
         let snapshots: Vec<Value> = match client.list(SNAPSHOT_CLASSES, &all).await {
             // A cluster without snapshots.
@@ -63,5 +61,34 @@ impl Offered {
         let offer =
             ClusterStorage { classes: &self.classes, profiles: &self.profiles, settings: &self.settings };
         claim::complete(claim, offer)
+    }
+}
+
+/// Whether the properties of a class are inferred from the nodes: the table does not have them, and its provisioner has a
+/// CSIDriver.
+fn needs_nodes(class: &Class, drivers: &[Value]) -> bool {
+    let exists = |driver: &Value| driver["metadata"]["name"] == *class.provisioner;
+    !profile::is_known(class) && drivers.iter().any(exists)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nodes_are_read_for_classes_of_drivers_that_the_table_does_not_have() {
+        let driver = |name: &str| json!({"metadata": {"name": name}});
+        let drivers = [driver("csi.example.com"), driver("rbd.csi.ceph.com")];
+        for (provisioner, expected) in [
+            ("csi.example.com", true),
+            ("rbd.csi.ceph.com", false),
+            ("other.example.com", false),
+            ("kubernetes.io/no-provisioner", false),
+        ] {
+            let class = Class::from(&json!({"metadata": {"name": "c"}, "provisioner": provisioner}));
+            assert_eq!(needs_nodes(&class, &drivers), expected, "{provisioner}");
+        }
     }
 }
