@@ -332,26 +332,29 @@ fn caches(client: &Client, queue: &Queue<Item>, polled: &Queue<Key>) -> Caches {
 fn provisioners(client: &Client, queue: &Queue<Item>, classes: &Cache<Class>) -> Provisioners {
     let all = Scope::all();
     let (feed, known) = (queue.clone(), classes.clone());
-    let again = move |provisioner: &str| {
-        for (key, _) in known.all().into_iter().filter(|(_, class)| class.provisioner == provisioner) {
-            feed.add(Item::Class(key));
+    let again = move |provisioner: &str, inferred: bool| {
+        for (key, class) in known.all() {
+            if class.provisioner == provisioner && !(inferred && profile::is_known(&class)) {
+                feed.add(Item::Class(key));
+            }
         }
     };
     let (of_driver, of_node, of_snapshots) = (again.clone(), again.clone(), again);
     Provisioners {
         drivers: Cache::<CsiDriver>::builder()
-            .on_change(move |change| of_driver(change.key.name()))
+            .on_change(move |change| of_driver(change.key.name(), false))
             .start::<Value>(client, DRIVERS, &all),
         nodes: Cache::<CsiNode>::builder()
             .on_change(move |change| {
-                let nodes = [change.before, change.after].into_iter().flatten();
-                nodes.flat_map(|node| node.drivers.keys()).for_each(|driver| of_node(driver));
+                // The table needs no inference.
+                let [before, after] = [change.before, change.after].map(|node| node.map(|node| &**node));
+                CsiNode::changed(before, after).into_iter().for_each(|driver| of_node(driver, true));
             })
             .start::<Value>(client, CSI_NODES, &all),
         snapshot_classes: Cache::<SnapshotClass>::builder()
             .on_change(move |change| {
                 let classes = [change.before, change.after].into_iter().flatten();
-                classes.for_each(|class| of_snapshots(&class.driver));
+                classes.for_each(|class| of_snapshots(&class.driver, false));
             })
             .start::<Value>(client, SNAPSHOT_CLASSES, &all),
     }

@@ -1,6 +1,6 @@
 //! CSIDriver and CSINode.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -34,6 +34,18 @@ impl From<&Value> for CsiNode {
     }
 }
 
+impl CsiNode {
+    /// The drivers whose entries differ between two states of a node.
+    pub fn changed<'a>(before: Option<&'a Self>, after: Option<&'a Self>) -> BTreeSet<&'a String> {
+        let names = [before, after].into_iter().flatten().flat_map(|node| node.drivers.keys());
+        let differs = |name: &&'a String| {
+            let [old, new] = [before, after].map(|node| node.and_then(|node| node.drivers.get(*name)));
+            old != new
+        };
+        names.filter(differs).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -58,5 +70,24 @@ mod tests {
         ]}}));
         assert_eq!((node.drivers["a"].len(), node.drivers["b"].len()), (2, 0));
         assert_eq!(CsiNode::from(&json!({"spec": {"drivers": null}})), CsiNode::default());
+    }
+
+    #[test]
+    fn drivers_change_with_their_entries() {
+        let node = |drivers: Value| CsiNode::from(&json!({"spec": {"drivers": drivers}}));
+        let one = node(json!([{"name": "a", "topologyKeys": ["zone"]}, {"name": "b"}]));
+        let other = node(json!([{"name": "a", "topologyKeys": ["zone", "rack"]}, {"name": "b"}]));
+        let more = node(json!([{"name": "a", "topologyKeys": ["zone"]}, {"name": "b"}, {"name": "c"}]));
+        for (before, after, expected) in [
+            (None, Some(&one), &["a", "b"][..]),
+            (Some(&one), None, &["a", "b"]),
+            (Some(&one), Some(&one), &[]),
+            (Some(&one), Some(&other), &["a"]),
+            (Some(&one), Some(&more), &["c"]),
+            (Some(&more), Some(&one), &["c"]),
+        ] {
+            let changed: Vec<&String> = CsiNode::changed(before, after).into_iter().collect();
+            assert_eq!(changed, expected, "{before:?} {after:?}");
+        }
     }
 }
