@@ -1,6 +1,6 @@
 //! State shared by the controllers at run time: client, caches, queues, settings, clock, events.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -25,6 +25,8 @@ pub(super) struct Context {
     settings: RwLock<Arc<Settings>>,
     /// By VM: generation and instance that were compared, and whether a restart is required.
     compared: Mutex<HashMap<Key, Compared>>,
+    /// By pool with selectors: the VMs that they select.
+    selections: Mutex<HashMap<Key, Selection>>,
 }
 
 /// A comparison of a VM's template with that of its instance.
@@ -37,6 +39,15 @@ pub(super) struct Compared {
     pub(super) settled: bool,
 }
 
+/// Names of the VMs that the selectors of a pool's strategies select, as they were read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Selection {
+    /// Uid and generation of the pool and of each of its VMs.
+    pub(super) of: Vec<(String, u64)>,
+    pub(super) scale_in: Option<BTreeSet<String>>,
+    pub(super) update: Option<BTreeSet<String>>,
+}
+
 impl Context {
     pub(super) fn new(
         (client, events): (Client, Events),
@@ -46,7 +57,8 @@ impl Context {
         settings: Settings,
     ) -> Self {
         let settings = RwLock::new(Arc::new(settings));
-        Self { client, namespace, events, caches, queues, settings, compared: Mutex::default() }
+        let (compared, selections) = (Mutex::default(), Mutex::default());
+        Self { client, namespace, events, caches, queues, settings, compared, selections }
     }
 
     /// Seconds since 1970.
@@ -71,6 +83,18 @@ impl Context {
         match compared {
             Some(compared) => all.insert(key.clone(), compared),
             None => all.remove(key),
+        };
+    }
+
+    pub(super) fn selection(&self, pool: &Key) -> Option<Selection> {
+        self.selections.lock().unwrap_or_else(PoisonError::into_inner).get(pool).cloned()
+    }
+
+    pub(super) fn remember_selection(&self, pool: &Key, selection: Option<Selection>) {
+        let mut all = self.selections.lock().unwrap_or_else(PoisonError::into_inner);
+        match selection {
+            Some(selection) => all.insert(pool.clone(), selection),
+            None => all.remove(pool),
         };
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::plan::{self, Member, Plan, Selected, Step, plan};
 use super::render;
 use crate::compute::caches::{DATA_VOLUMES, INSTANCES, MACHINES, POOLS, REVISIONS};
-use crate::compute::context::Context;
+use crate::compute::context::{Context, Selection};
 use crate::compute::event::Event;
 use crate::compute::members::{self, Failure};
 use crate::view::{Pool, Revision, selector_text};
@@ -20,7 +20,10 @@ const KIND: &str = "VirtualMachinePool";
 /// Reconciles one pool.
 pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outcome {
     let caches = &context.caches;
-    let Some(pool) = caches.pools.get(key) else { return Outcome::Done };
+    let Some(pool) = caches.pools.get(key) else {
+        context.remember_selection(key, None);
+        return Outcome::Done;
+    };
     let machines = caches.machines_of(&pool.metadata.uid);
     let instances: Vec<_> = machines
         .iter()
@@ -83,7 +86,8 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     if failed { Outcome::Retry } else { Outcome::Done }
 }
 
-/// The pool's steps. Caches have no labels of users, by which selectors select: where they choose, the VMs are read.
+/// The pool's steps. Caches have no labels of users, by which selectors select: where they choose, the VMs are read, once for
+/// each generation of the pool and its VMs.
 async fn decide(
     context: &Context,
     pool: &Pool,
@@ -96,6 +100,12 @@ async fn decide(
     let (scale_in, update) = plan::selectors(pool);
     if !planned.chooses() || (scale_in.is_none() && update.is_none()) {
         return Ok(planned);
+    }
+    let key = Key::new(&pool.metadata.namespace, &pool.metadata.name);
+    let of = plan::generations(pool, members);
+    if let Some(known) = context.selection(&key).filter(|known| known.of == of) {
+        let selected = Selected { scale_in: known.scale_in, update: known.update };
+        return Ok(plan(pool, members, templates, &selected, now, removing));
     }
     let mut selected =
         Selected { scale_in: scale_in.map(|_| BTreeSet::new()), update: update.map(|_| BTreeSet::new()) };
@@ -112,7 +122,10 @@ async fn decide(
         }
     };
     context.client.each(MACHINES, &scope, hear).await?;
-    Ok(plan(pool, members, templates, &selected, now, removing))
+    let planned = plan(pool, members, templates, &selected, now, removing);
+    let Selected { scale_in, update } = selected;
+    context.remember_selection(&key, Some(Selection { of, scale_in, update }));
+    Ok(planned)
 }
 
 /// The whole pool, and the names of older revisions that its members have with the same template. `None`: the pool changed

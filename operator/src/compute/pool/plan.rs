@@ -120,6 +120,12 @@ pub(super) fn older<'a>(pool: &Pool, members: &[Member<'a>]) -> BTreeSet<&'a str
     labels.flatten().filter(|name| *name != current).collect()
 }
 
+/// Uid and generation of the pool and of its VMs: while they are the same, selectors select the same VMs.
+pub(super) fn generations(pool: &Pool, members: &[Member<'_>]) -> Vec<(String, u64)> {
+    let members = members.iter().map(|member| &member.machine.metadata);
+    [&pool.metadata].into_iter().chain(members).map(|meta| (meta.uid.clone(), meta.generation)).collect()
+}
+
 /// Whether an object is a revision of the pool that is neither the current one nor a member's.
 pub(super) fn is_unused(pool: &Pool, members: &[Member<'_>], kept: &Meta) -> bool {
     kept.controller().is_some_and(|owner| owner.uid == pool.metadata.uid)
@@ -445,6 +451,27 @@ mod tests {
         {
             let pool = pool(json!({"replicas": replicas, "scaleInStrategy": policy}));
             assert_eq!(decided_among(&pool, &there, &[], &some), expected, "{replicas}");
+        }
+    }
+
+    #[test]
+    fn vms_are_selected_again_when_the_pool_or_a_vm_changes() {
+        let of = |pool: &Pool, machines: &[Machine]| {
+            let members: Vec<Member<'_>> =
+                machines.iter().map(|machine| Member { machine, instance: None }).collect();
+            generations(pool, &members)
+        };
+        let (same, there) = (pool(json!({})), [machine(0, "p-2", true), machine(1, "p-2", true)]);
+        let before = of(&same, &there);
+        let mut unready = there.clone();
+        unready[0].status.ready = false;
+        assert_eq!(of(&same, &unready), before, "a status alone selects no other");
+        let (mut scaled, mut edited, mut replaced) = (same.clone(), there.clone(), there.clone());
+        scaled.metadata.generation += 1;
+        edited[1].metadata.generation += 1;
+        replaced[1].metadata.uid = "another".to_owned();
+        for after in [of(&scaled, &there), of(&same, &edited), of(&same, &replaced), of(&same, &there[..1])] {
+            assert_ne!(after, before);
         }
     }
 
