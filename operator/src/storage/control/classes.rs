@@ -1,6 +1,7 @@
 //! Storage classes, CDIConfig and DataSources: their status.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use cluster::{Apply, Key, Outcome, Resource, Result, Scope};
 use serde_json::{Value, json};
@@ -285,8 +286,7 @@ impl Controller {
             let patch = json!({"metadata": {"uid": before["metadata"]["uid"]}, "status": patch});
             let _: Value = self.client.merge_patch(PROFILES.sub("status"), key, &patch).await?;
         }
-        // Volumes are not watched.
-        Ok(if by_hand { Outcome::After(RECHECK) } else { Outcome::Done })
+        Ok(if by_hand { Outcome::After(until_read_again(&overrides.volumes)) } else { Outcome::Done })
     }
 
     /// The claim properties of a class without a provisioner.
@@ -314,6 +314,12 @@ impl Controller {
     }
 }
 
+/// Time until the volumes of a class without a provisioner are read again. They are not watched, and each read is of all
+/// volumes of the cluster: it is frequent only while the class has none.
+fn until_read_again(found: &[Property]) -> Duration {
+    if found.is_empty() { RECHECK } else { RECHECK * 10 }
+}
+
 /// The status by which an ObjectTransfer is answered; `None` when it has been.
 fn answered(transfer: &Value, now: &str) -> Option<Value> {
     const FAILED: &str = "Failed";
@@ -328,6 +334,12 @@ fn answered(transfer: &Value, now: &str) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn volumes_are_read_less_often_when_the_class_has_some() {
+        let found = [Property { modes: vec!["ReadWriteOnce".to_owned()], block: false }];
+        assert_eq!((until_read_again(&[]), until_read_again(&found)), (RECHECK, RECHECK * 10));
+    }
 
     #[test]
     fn an_object_transfer_is_answered_once_with_failed() {
