@@ -52,11 +52,15 @@ pub(super) fn make(open: &Open<'_>, new: &New<'_>, mut record: Record) -> Result
                 format!("{} exists and was not created by this driver; move it away", path.display()),
             ));
         }
-        let shares = content.is_some_and(|content| content.how == How::Share);
+        let shared = content.filter(|content| content.how == How::Share);
+        let used_by_source = match shared.map(|content| &content.from) {
+            Some(From::Image(file, _)) => bytes_of(file)?,
+            Some(From::Folder(_)) | None => 0,
+        };
         let mut book = open.known.book();
-        book.note_made(id, &record, used, if shares { 0 } else { used });
-        if let (true, Some(source)) = (shares, content.and_then(Content::volume)) {
-            book.note_shared(source);
+        book.note_made(id, &record, used, if shared.is_some() { 0 } else { used });
+        if let Some(source) = shared.and_then(Content::volume) {
+            book.note_shared(source.as_str(), used_by_source);
         }
         drop(book);
         fault::step("sync the new volume's name")?;
@@ -98,9 +102,6 @@ fn undo(open: &Open<'_>, tmp: &Dir, name: &str, id: &Id) {
 /// Makes the volume's folder or file in the folder of what is being made. Gives the bytes it uses.
 fn build(open: &Open<'_>, tmp: &Dir, name: &str, new: &New<'_>, record: &mut Record) -> Result<u64> {
     let New { id, filesystem, content } = *new;
-    let used = |file: &File| {
-        fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("inspect a new volume", error))
-    };
     fault::step("prepare the volume")?;
     match record.shape {
         Shape::Folder => {
@@ -123,7 +124,7 @@ fn build(open: &Open<'_>, tmp: &Dir, name: &str, new: &New<'_>, record: &mut Rec
         Shape::Block => {
             let file = super::file_to_fill(tmp, name, content.map(|content| content.how))?;
             fill(open, tmp, &file, record.capacity, content)?;
-            used(&file)
+            bytes_of(&file)
         }
         Shape::Loop => {
             tmp.make_dir(name, 0o700)?;
@@ -135,9 +136,14 @@ fn build(open: &Open<'_>, tmp: &Dir, name: &str, new: &New<'_>, record: &mut Rec
                 image::format(&file, filesystem, record.capacity)?;
             }
             folder.sync()?;
-            used(&file)
+            bytes_of(&file)
         }
     }
+}
+
+/// Bytes that a volume's file uses.
+fn bytes_of(file: &File) -> Result<u64> {
+    fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("inspect a volume's file", error))
 }
 
 /// Gives a new file its content and size, and syncs it.

@@ -84,14 +84,12 @@ impl Snapshots {
 
 /// Bytes that the snapshot will hold, as far as is known before it is taken.
 pub(super) fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
+    scan::follow_volume(open, &volume.id)?;
     match open.image(volume)? {
         Some(file) => rustix::fs::fstat(&file)
             .map(|stat| tree::bytes(&stat))
             .map_err(|error| Error::io(format!("inspect volume {}", volume.id), error)),
-        None => {
-            scan::follow_volume(open, &volume.id)?;
-            Ok(open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used))
-        }
+        None => Ok(open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used)),
     }
 }
 

@@ -146,19 +146,21 @@ impl Accounting {
         self.volumes.insert(id.clone(), line);
     }
 
-    /// Notes that a volume shares all its blocks from now on.
-    pub(crate) fn note_shared(&mut self, id: &Id) {
+    /// Notes that a volume shares all its blocks from now on: its file used at least `used` bytes by then. They are not gained
+    /// when the volume is looked at next, however long ago the last look was.
+    pub(crate) fn note_shared(&mut self, id: &str, used: u64) {
         if let Some(line) = self.volumes.get_mut(id) {
-            line.owned = 0;
-            line.shared = true;
+            (line.owned, line.shared) = (0, true);
+            if line.shape != Shape::Folder {
+                line.used = line.used.max(used);
+            }
         }
     }
 
     /// Notes a snapshot, which `shares` the blocks of its volume or has copies of them.
     pub(crate) fn note_snapshot(&mut self, id: &Id, record: &SnapshotRecord, shares: bool) {
-        if shares && let Some(line) = self.volumes.get_mut(record.source.as_str()) {
-            line.owned = 0;
-            line.shared = true;
+        if shares {
+            self.note_shared(&record.source, record.used);
         }
         self.snapshots.insert(id.clone(), record.clone());
     }

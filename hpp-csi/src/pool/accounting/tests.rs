@@ -208,7 +208,7 @@ impl Model {
         let of = Some(RecordSource::Volume(source.to_string()));
         let mut book = self.book.book();
         book.note_made(&id, &Record { capacity, source: of, ..record }, used, 0);
-        book.note_shared(&source);
+        book.note_shared(source.as_str(), used);
         self.folders.insert(source, 0);
     }
 
@@ -414,6 +414,27 @@ fn a_volume_that_outgrew_its_size_counts_with_what_it_uses() {
     assert_eq!((book.promised(), book.outstanding()), (100, 40));
     book.volumes.get_mut(&id).unwrap().set_usage(Usage { used: 150, owned: 150 });
     assert_eq!((book.promised(), book.outstanding()), (150, 0));
+}
+
+/// Promises may be made without a look at the volume: what it wrote before it was shared is seen after that.
+#[test]
+fn bytes_written_before_a_volume_is_shared_are_not_its_own() {
+    let (id, snapshot) = (Id::read("v").unwrap(), Id::read("s").unwrap());
+    for shape in [Shape::Block, Shape::Loop] {
+        for is_cloned in [false, true] {
+            let mut book = Accounting::default();
+            book.note_made(&id, &Record::new(shape, 100, 0), 0, 0);
+            if is_cloned {
+                book.note_shared(id.as_str(), 60);
+            } else {
+                book.note_snapshot(&snapshot, &SnapshotRecord::new(&id, shape, 100, 60), true);
+            }
+            for (used, outstanding) in [(60, 100), (75, 85)] {
+                book.volumes.get_mut(&id).unwrap().follow(used);
+                assert_eq!(book.outstanding(), outstanding, "{shape:?}, cloned: {is_cloned}, {used} used");
+            }
+        }
+    }
 }
 
 #[test]
