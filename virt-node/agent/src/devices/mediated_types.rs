@@ -9,18 +9,22 @@
 //! Not here: which devices guests may have ([`super::mediated`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster::{Cache, Client};
 
-use super::mediated::plain;
+use super::mediated::{group, plain};
 use crate::error::{Error, Kind, Result};
 use crate::node::report;
 use crate::settings::{Settings, current};
 
 /// How often the cards and the node's labels are looked at.
 const INTERVAL: Duration = Duration::from_secs(60);
+/// Directory of VFIO's nodes.
+const VFIO: &str = "/dev/vfio";
 /// Longest note in bytes.
 const NOTE_MAX: u64 = 1 << 20;
 
@@ -140,21 +144,48 @@ fn write_note(note: &Path, own: &BTreeSet<String>) -> Result<()> {
 
 /// Gives the kernel a text through a file that is there.
 fn give(file: &Path, text: &str) -> Result<()> {
-    let written = std::fs::OpenOptions::new()
+    let written = OpenOptions::new()
         .write(true)
         .open(file)
         .and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
     written.map_err(|error| Error::system(format!("cannot write {text} to {}", file.display()), error))
 }
 
-/// Removes and makes devices of the system's directory `sys`, until they are those of the wanted types.
+/// Opens the group of a device, which one process at a time can: no guest gets the device until it is closed. `None`: there is
+/// no group by which a guest could have it.
+///
+/// # Errors
+/// The system's error: EBUSY while a guest has the device.
+fn hold(sys: &Path, nodes: &Path, uuid: &str) -> io::Result<Option<File>> {
+    let Some(group) = group(&sys.join("bus/mdev/devices"), uuid) else { return Ok(None) };
+    match OpenOptions::new().read(true).write(true).open(nodes.join(group)) {
+        Ok(held) => Ok(Some(held)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes and makes devices of the system's directory `sys`, until they are those of the wanted types. `nodes` has the nodes of
+/// their groups. A device that a guest has is removed later.
 ///
 /// # Errors
 /// The note cannot be read or written. A device that cannot be made or removed is logged, and tried again.
-fn follow(sys: &Path, note: &Path, wanted: &[String]) -> Result<()> {
+fn follow(sys: &Path, nodes: &Path, note: &Path, wanted: &[String]) -> Result<()> {
     let bus = sys.join("class/mdev_bus");
     let before = noted(note)?;
     for uuid in superfluous(&cards(&bus), &before, wanted) {
+        // The kernel lets the removal wait for the guest that has the device, and no signal ends that.
+        let _held = match hold(sys, nodes, &uuid) {
+            Ok(held) => held,
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                tracing::info!(uuid, "a guest has a mediated device that is to be removed; retrying");
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(uuid, %error, "cannot open the group of a mediated device; retrying");
+                continue;
+            }
+        };
         match give(&sys.join("bus/mdev/devices").join(&uuid).join("remove"), "1") {
             Ok(()) => tracing::info!(uuid, "mediated device removed"),
             Err(error) => tracing::warn!(error = error.chain(), "cannot remove a mediated device; retrying"),
@@ -195,8 +226,8 @@ pub(crate) async fn keep(client: Client, settings: Cache<Settings>, node: String
             Ok(labels) => {
                 if let Some(types) = wanted(&now, &labels) {
                     let note = note.clone();
-                    let work = move || follow(Path::new("/sys"), &note, &types);
-                    // The kernel waits for the end of a guest that uses a device to be removed.
+                    let work = move || follow(Path::new("/sys"), Path::new(VFIO), &note, &types);
+                    // The driver of a card may take seconds for a device.
                     match tokio::task::spawn_blocking(work).await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => {
@@ -342,7 +373,7 @@ mod tests {
         let (sys, kind) = sys();
         let note = sys.path().join("note.json");
         let wanted = ["GRID T4-1Q".to_owned()];
-        follow(sys.path(), &note, &wanted).unwrap();
+        follow(sys.path(), sys.path(), &note, &wanted).unwrap();
         let own: Vec<String> = noted(&note).unwrap().into_iter().collect();
         let written = fs::read_to_string(kind.join("create")).unwrap();
         assert!(own.len() == 2 && own.contains(&written), "{own:?} {written}");
@@ -358,15 +389,37 @@ mod tests {
             let file = sys.path().join("bus/mdev/devices").join(uuid).join("remove");
             fs::read_to_string(file).unwrap() == "1"
         };
-        follow(sys.path(), &note, &wanted).unwrap();
+        follow(sys.path(), sys.path(), &note, &wanted).unwrap();
         assert!(!own.iter().any(removed) && noted(&note).unwrap().len() == 2, "nothing changes");
         // After a restart of the agent only the note knows them.
-        follow(sys.path(), &note, &[]).unwrap();
+        follow(sys.path(), sys.path(), &note, &[]).unwrap();
         assert!(own.iter().all(removed) && !removed(&foreign));
         assert_eq!(noted(&note).unwrap().len(), 2, "they are its own until they are gone");
         own.iter().for_each(|uuid| fs::remove_dir(kind.join("devices").join(uuid)).unwrap());
-        follow(sys.path(), &note, &[]).unwrap();
+        follow(sys.path(), sys.path(), &note, &[]).unwrap();
         assert_eq!(noted(&note).unwrap(), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_device_whose_group_cannot_be_held_stays() {
+        const UUID: &str = "6b4f2c1e-0000-4000-8000-000000000001";
+        let (sys, kind) = sys();
+        let (note, nodes) = (sys.path().join("note.json"), sys.path().join("vfio"));
+        write_note(&note, &BTreeSet::from([UUID.to_owned()])).unwrap();
+        fs::create_dir(kind.join("devices").join(UUID)).unwrap();
+        let device = sys.path().join("bus/mdev/devices").join(UUID);
+        fs::create_dir(&device).unwrap();
+        fs::write(device.join("remove"), "").unwrap();
+        std::os::unix::fs::symlink("../../kernel/iommu_groups/20", device.join("iommu_group")).unwrap();
+        // A directory cannot be opened for writing.
+        fs::create_dir_all(nodes.join("20")).unwrap();
+        follow(sys.path(), &nodes, &note, &[]).unwrap();
+        assert_eq!(fs::read_to_string(device.join("remove")).unwrap(), "");
+        assert_eq!(noted(&note).unwrap().len(), 1, "it is removed later");
+        fs::remove_dir(nodes.join("20")).unwrap();
+        fs::write(nodes.join("20"), "").unwrap();
+        follow(sys.path(), &nodes, &note, &[]).unwrap();
+        assert_eq!(fs::read_to_string(device.join("remove")).unwrap(), "1");
     }
 
     #[test]
@@ -374,7 +427,7 @@ mod tests {
         let (sys, kind) = sys();
         let note = sys.path().join("note.json");
         fs::remove_file(kind.join("create")).unwrap();
-        follow(sys.path(), &note, &["nvidia-222".to_owned()]).unwrap();
+        follow(sys.path(), sys.path(), &note, &["nvidia-222".to_owned()]).unwrap();
         assert_eq!(noted(&note).unwrap(), BTreeSet::new());
     }
 }
