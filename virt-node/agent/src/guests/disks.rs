@@ -119,6 +119,10 @@ pub(crate) fn attached(
     if mount::find(launcher, place::HOTPLUG, &file)?.is_none() {
         let holder = attachment(name, attachments)?;
         let disk = held(name, claim, &holder)?;
+        // A device that cannot be permitted is not shown either: nothing of it has to be taken back.
+        if disk.block {
+            devices::permit(launcher, &disk)?;
+        }
         mount::show(&disk, Access::Write, &holder, launcher, place::HOTPLUG, &file)?;
     }
     let disk = mount::find(launcher, place::HOTPLUG, &file)?;

@@ -85,29 +85,46 @@ fn rewrite(group: &Path, device: Device, allow: bool) -> Result<()> {
     let (flags, ids) = sys::programs(&opened).map_err(failed("list"))?;
     for id in ids {
         let old = sys::open(id).map_err(failed("open"))?;
-        let Some((name, instructions)) = sys::read(&old).map_err(failed("read"))? else {
-            let text = format!(
-                "the kernel does not show the device rules of {}, so none can be added; set net.core.bpf_jit_harden \
-                 of the node to 1 or 0 and start the guest again",
-                group.display()
-            );
-            return Err(Error::new(Kind::Content, text));
-        };
-        let (mut devices, original) = program::parts(&instructions);
-        if devices.contains(&device) == allow {
-            continue;
-        }
-        match allow {
-            true => devices.push(device),
-            false => devices.retain(|one| *one != device),
-        }
-        let wanted = program::extended(&devices, original).ok_or_else(|| {
-            Error::new(Kind::Content, format!("{} has too many block devices", group.display()))
-        })?;
-        let new = load(&wanted, name, !devices.is_empty()).map_err(failed("load"))?;
+        let shown = sys::read(&old).map_err(failed("read"))?;
+        let Some((name, wanted, again)) = replacement(group, shown, device, allow)? else { continue };
+        let new = load(&wanted, name, again).map_err(failed("load"))?;
         sys::attach(&opened, &new, flags, Some(&old)).map_err(failed("replace"))?;
     }
     Ok(())
+}
+
+/// What takes the place of a program of a group, of which the kernel shows this: a name, instructions, and whether they have
+/// devices; `None`: nothing does.
+fn replacement(
+    group: &Path,
+    shown: Option<(sys::Name, Vec<program::Instruction>)>,
+    device: Device,
+    allow: bool,
+) -> Result<Option<(sys::Name, Vec<program::Instruction>, bool)>> {
+    let Some((name, instructions)) = shown else {
+        // Programs with devices can be read: load() sees to that.
+        if !allow {
+            return Ok(None);
+        }
+        let text = format!(
+            "the kernel does not show the device rules of {}, so none can be added; set net.core.bpf_jit_harden of the \
+             node to 1 or 0 and start the guest again",
+            group.display()
+        );
+        return Err(Error::new(Kind::Content, text));
+    };
+    let (mut devices, original) = program::parts(&instructions);
+    if devices.contains(&device) == allow {
+        return Ok(None);
+    }
+    match allow {
+        true => devices.push(device),
+        false => devices.retain(|one| *one != device),
+    }
+    let wanted = program::extended(&devices, original).ok_or_else(|| {
+        Error::new(Kind::Content, format!("{} has too many block devices", group.display()))
+    })?;
+    Ok(Some((name, wanted, !devices.is_empty())))
 }
 
 /// Loads a program, and makes sure that the kernel gives it back as it is if it is to be changed again.
@@ -145,6 +162,21 @@ mod tests {
             let expected: Vec<PathBuf> = below.iter().map(|below| Path::new(pod).join(below)).collect();
             assert_eq!(levels(&expected[0]), expected, "{pod}");
         }
+    }
+
+    #[test]
+    fn a_program_that_the_kernel_does_not_show_is_in_the_way_of_permit_alone() {
+        let group = Path::new("/kubepods/pod0a");
+        let refused = replacement(group, None, (7, 3), true).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Content, "{refused}");
+        assert!(replacement(group, None, (7, 3), false).unwrap().is_none());
+        let shown = || Some((NAME, program::tests::of_runtime()));
+        assert!(replacement(group, shown(), (7, 3), false).unwrap().is_none());
+        let (name, wanted, again) = replacement(group, shown(), (7, 3), true).unwrap().unwrap();
+        assert!(name == NAME && again);
+        let (name, original, again) =
+            replacement(group, Some((NAME, wanted)), (7, 3), false).unwrap().unwrap();
+        assert!(name == NAME && original == program::tests::of_runtime() && !again);
     }
 
     /// A group of version 2 in a mount of its own, so that machines with both versions have it too.

@@ -55,6 +55,14 @@ const DEVICE: usize = 4;
 /// The head's first jump.
 const JUMP: usize = 3;
 
+/// The kernel's own register (`BPF_REG_AX`), which no program may use.
+const KERNEL: u8 = 11;
+
+/// Whether the kernel has hidden the constants of a program behind its own register (`net.core.bpf_jit_harden`).
+pub(super) fn is_blinded(program: &[Instruction]) -> bool {
+    program.iter().any(|one| one.registers & 15 == KERNEL || one.registers >> 4 == KERNEL)
+}
+
 const fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> Instruction {
     Instruction { code, registers, offset, value }
 }
@@ -223,6 +231,16 @@ pub(super) mod tests {
         other[5].value = 0xffff;
         assert_eq!(parts(&other), (vec![], &other[..]));
         assert_eq!(parts(&[]), (vec![], &[][..]));
+    }
+
+    #[test]
+    fn a_program_with_the_kernels_register_is_blinded() {
+        assert!(!is_blinded(&of_runtime()) && !is_blinded(&[]));
+        for registers in [0x0b, 0xb2] {
+            let mut program = of_runtime();
+            program.push(instruction(MOVE, registers, 0, 0));
+            assert!(is_blinded(&program), "{registers:#x}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{from_mut, null_mut};
 
-use super::program::Instruction;
+use super::program::{self, Instruction};
 
 /// Programs that a control group has at most (`BPF_CGROUP_MAX_PROGS` of the kernel).
 const PROGRAMS_MAX: usize = 64;
@@ -156,7 +156,7 @@ pub(super) fn open(id: u32) -> io::Result<OwnedFd> {
     descriptor(answer)
 }
 
-/// Name and instructions of a program; `None`: the kernel does not give them.
+/// Name and instructions of a program; `None`: the kernel does not give them as they were loaded.
 ///
 /// # Errors
 /// The kernel's error.
@@ -169,7 +169,10 @@ pub(super) fn read(program: impl AsFd) -> io::Result<Option<(Name, Vec<Instructi
     }
     let mut instructions = vec![Instruction::default(); count];
     let info = describe(program, &mut instructions)?;
-    let given = count > 0 && !info.instructions.is_null() && info.length == bytes;
+    let given = count > 0
+        && !info.instructions.is_null()
+        && info.length == bytes
+        && !program::is_blinded(&instructions);
     Ok(given.then_some((info.name, instructions)))
 }
 
