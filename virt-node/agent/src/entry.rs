@@ -172,7 +172,8 @@ async fn start(
     plugins.registered().await;
     let note = config.state.join("mediated-devices.json");
     tokio::spawn(mediated_types::keep(client.clone(), settings.clone(), config.node.clone(), note));
-    tokio::spawn(permitted::keep(settings.clone(), config.device_plugins()));
+    let note = config.state.join("usb-sets.json");
+    tokio::spawn(permitted::keep(settings.clone(), config.device_plugins(), note));
     let on_node = networks::Node::default();
     tokio::spawn(bridges::keep(client.clone(), config.node.clone(), on_node.network.clone()));
     let networks = Networks::new(

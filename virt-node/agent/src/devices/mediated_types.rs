@@ -17,7 +17,8 @@ use std::time::Duration;
 use cluster::{Cache, Client};
 
 use super::mediated::{group, plain};
-use crate::error::{Error, Kind, Result};
+use super::{noted, write_note};
+use crate::error::{Error, Result};
 use crate::node::report;
 use crate::settings::{Settings, current};
 
@@ -25,8 +26,6 @@ use crate::settings::{Settings, current};
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Directory of VFIO's nodes.
 const VFIO: &str = "/dev/vfio";
-/// Longest note in bytes.
-const NOTE_MAX: u64 = 1 << 20;
 
 /// The types that a node with these labels is to have; `None`: devices are neither made nor removed.
 fn wanted(settings: &Settings, labels: &BTreeMap<String, String>) -> Option<Vec<String>> {
@@ -130,18 +129,6 @@ fn missing(cards: &Cards, wanted: &[String]) -> Vec<(String, String, usize)> {
     missing
 }
 
-/// The devices that the note names.
-fn noted(note: &Path) -> Result<BTreeSet<String>> {
-    let Some(text) = dir::read(note, NOTE_MAX)? else { return Ok(BTreeSet::new()) };
-    serde_json::from_slice(&text)
-        .map_err(|error| Error::with(Kind::System, format!("{} cannot be read", note.display()), error))
-}
-
-/// Writes the note, so that it holds after a power cut.
-fn write_note(note: &Path, own: &BTreeSet<String>) -> Result<()> {
-    Ok(dir::replace_durably(note, serde_json::json!(own).to_string().as_bytes(), 0o600)?)
-}
-
 /// Gives the kernel a text through a file that is there.
 fn give(file: &Path, text: &str) -> Result<()> {
     let written = OpenOptions::new()
@@ -172,7 +159,7 @@ fn hold(sys: &Path, nodes: &Path, uuid: &str) -> io::Result<Option<File>> {
 /// The note cannot be read or written. A device that cannot be made or removed is logged, and tried again.
 fn follow(sys: &Path, nodes: &Path, note: &Path, wanted: &[String]) -> Result<()> {
     let bus = sys.join("class/mdev_bus");
-    let before = noted(note)?;
+    let before: BTreeSet<String> = noted(note)?;
     for uuid in superfluous(&cards(&bus), &before, wanted) {
         // The kernel lets the removal wait for the guest that has the device, and no signal ends that.
         let _held = match hold(sys, nodes, &uuid) {
@@ -368,13 +355,18 @@ mod tests {
         (sys, kind)
     }
 
+    /// The devices that a note names.
+    fn own_devices(note: &Path) -> BTreeSet<String> {
+        noted(note).unwrap()
+    }
+
     #[test]
     fn devices_are_made_noted_and_removed_by_the_note() {
         let (sys, kind) = sys();
         let note = sys.path().join("note.json");
         let wanted = ["GRID T4-1Q".to_owned()];
         follow(sys.path(), sys.path(), &note, &wanted).unwrap();
-        let own: Vec<String> = noted(&note).unwrap().into_iter().collect();
+        let own: Vec<String> = own_devices(&note).into_iter().collect();
         let written = fs::read_to_string(kind.join("create")).unwrap();
         assert!(own.len() == 2 && own.contains(&written), "{own:?} {written}");
         // As the kernel would have it, with a device of another maker.
@@ -390,14 +382,14 @@ mod tests {
             fs::read_to_string(file).unwrap() == "1"
         };
         follow(sys.path(), sys.path(), &note, &wanted).unwrap();
-        assert!(!own.iter().any(removed) && noted(&note).unwrap().len() == 2, "nothing changes");
+        assert!(!own.iter().any(removed) && own_devices(&note).len() == 2, "nothing changes");
         // After a restart of the agent only the note knows them.
         follow(sys.path(), sys.path(), &note, &[]).unwrap();
         assert!(own.iter().all(removed) && !removed(&foreign));
-        assert_eq!(noted(&note).unwrap().len(), 2, "they are its own until they are gone");
+        assert_eq!(own_devices(&note).len(), 2, "they are its own until they are gone");
         own.iter().for_each(|uuid| fs::remove_dir(kind.join("devices").join(uuid)).unwrap());
         follow(sys.path(), sys.path(), &note, &[]).unwrap();
-        assert_eq!(noted(&note).unwrap(), BTreeSet::new());
+        assert_eq!(own_devices(&note), BTreeSet::new());
     }
 
     #[test]
@@ -415,7 +407,7 @@ mod tests {
         fs::create_dir_all(nodes.join("20")).unwrap();
         follow(sys.path(), &nodes, &note, &[]).unwrap();
         assert_eq!(fs::read_to_string(device.join("remove")).unwrap(), "");
-        assert_eq!(noted(&note).unwrap().len(), 1, "it is removed later");
+        assert_eq!(own_devices(&note).len(), 1, "it is removed later");
         fs::remove_dir(nodes.join("20")).unwrap();
         fs::write(nodes.join("20"), "").unwrap();
         follow(sys.path(), &nodes, &note, &[]).unwrap();
@@ -428,6 +420,6 @@ mod tests {
         let note = sys.path().join("note.json");
         fs::remove_file(kind.join("create")).unwrap();
         follow(sys.path(), sys.path(), &note, &["nvidia-222".to_owned()]).unwrap();
-        assert_eq!(noted(&note).unwrap(), BTreeSet::new());
+        assert_eq!(own_devices(&note), BTreeSet::new());
     }
 }

@@ -20,9 +20,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use csi::deviceplugin::{ContainerAllocateResponse, DeviceSpec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::error::{Error, Kind};
 use crate::settings::Settings;
 
 /// Units of each device that the kubelet may give away: as many as pods can ever ask for, as upstream has it.
@@ -169,6 +172,21 @@ impl Bus {
             devices: nodes.into_iter().map(node).collect(),
         })
     }
+}
+
+/// Longest note in bytes.
+const NOTE_MAX: u64 = 1 << 20;
+
+/// What the file `note` holds for the next agent of the node; nothing if there is no file.
+fn noted<T: DeserializeOwned + Default>(note: &Path) -> Result<T, Error> {
+    let Some(text) = dir::read(note, NOTE_MAX)? else { return Ok(T::default()) };
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::with(Kind::System, format!("{} cannot be read", note.display()), error))
+}
+
+/// Writes a note, so that it holds after a power cut.
+fn write_note<T: Serialize>(note: &Path, content: &T) -> Result<(), Error> {
+    Ok(dir::replace_durably(note, serde_json::json!(content).to_string().as_bytes(), 0o600)?)
 }
 
 /// The name of what a symbolic link of the kernel leads to.
