@@ -170,10 +170,6 @@ async fn start(
     let health: Health = DEVICES.map(|device| if device == KVM { kvm } else { device.exists() });
     let mut plugins = Plugins::start(&config.device_plugins(), health);
     plugins.registered().await;
-    let note = config.state.join("mediated-devices.json");
-    tokio::spawn(mediated_types::keep(client.clone(), settings.clone(), config.node.clone(), note));
-    let note = config.state.join("usb-sets.json");
-    tokio::spawn(permitted::keep(settings.clone(), config.device_plugins(), note));
     let on_node = networks::Node::default();
     tokio::spawn(bridges::keep(client.clone(), config.node.clone(), on_node.network.clone()));
     let networks = Networks::new(
@@ -185,6 +181,11 @@ async fn start(
     );
     let networks = tokio::task::spawn_blocking(move || networks.alone()).await;
     let networks = networks.map_err(|error| Error::system("cannot prepare the networks", error))??;
+    // From here on no other agent is at work on the node: the files are this one's.
+    let note = config.state.join("mediated-devices.json");
+    tokio::spawn(mediated_types::keep(client.clone(), settings.clone(), config.node.clone(), note));
+    let note = config.state.join("usb-sets.json");
+    tokio::spawn(permitted::keep(settings.clone(), config.device_plugins(), note));
     let networks = Arc::new(networks);
     settings.synced().await;
     let site = Site { kubelet: config.kubelet.clone(), capabilities, host, networks, settings };
