@@ -105,9 +105,17 @@ fn superfluous(cards: &Cards, own: &BTreeSet<String>, wanted: &[String]) -> Vec<
     unwanted.flat_map(|offer| &offer.devices).filter(|uuid| own.contains(*uuid)).cloned().collect()
 }
 
-/// Devices to make: card, type, count. A card that has devices is left alone; of the wanted types that a card offers it gets
-/// the one that the fewest cards have.
-fn missing(cards: &Cards, wanted: &[String]) -> Vec<(String, String, usize)> {
+/// The type of which a card gets more devices: it has room for them, and all its devices are own ones of this wanted type.
+fn begun<'a>(offers: &'a [Offer], own: &BTreeSet<String>, wanted: &[String]) -> Option<&'a Offer> {
+    let mut made = offers.iter().filter(|offer| !offer.devices.is_empty());
+    let (first, second) = (made.next()?, made.next());
+    let is_own = first.devices.iter().all(|uuid| own.contains(uuid));
+    (second.is_none() && is_own && first.available > 0 && first.place(wanted).is_some()).then_some(first)
+}
+
+/// Devices to make: card, type, count. A card whose making was cut short gets the rest; another one that has devices is left
+/// alone. Of the wanted types that a card offers it gets the one that the fewest cards have.
+fn missing(cards: &Cards, own: &BTreeSet<String>, wanted: &[String]) -> Vec<(String, String, usize)> {
     let mut used = vec![0_usize; wanted.len()];
     let has_devices = |offers: &[Offer]| offers.iter().any(|offer| !offer.devices.is_empty());
     for offer in cards.values().flatten().filter(|offer| !offer.devices.is_empty()) {
@@ -116,7 +124,13 @@ fn missing(cards: &Cards, wanted: &[String]) -> Vec<(String, String, usize)> {
         }
     }
     let mut missing = Vec::new();
-    for (card, offers) in cards.iter().filter(|(_, offers)| !has_devices(offers)) {
+    for (card, offers) in cards {
+        if let Some(offer) = begun(offers, own, wanted) {
+            missing.push((card.clone(), offer.id.clone(), offer.available));
+        }
+        if has_devices(offers) {
+            continue;
+        }
         let possible = offers.iter().filter(|offer| offer.available > 0);
         let possible = possible.filter_map(|offer| Some((offer.place(wanted)?, offer)));
         let fewest = possible.min_by_key(|(place, _)| (used.get(*place).copied(), *place));
@@ -182,7 +196,7 @@ fn follow(sys: &Path, nodes: &Path, note: &Path, wanted: &[String]) -> Result<()
     let there: BTreeSet<&String> = cards.values().flatten().flat_map(|offer| &offer.devices).collect();
     let mut own: BTreeSet<String> = before.iter().filter(|uuid| there.contains(uuid)).cloned().collect();
     let mut written = before;
-    for (card, kind, count) in missing(&cards, wanted) {
+    for (card, kind, count) in missing(&cards, &own, wanted) {
         let create = bus.join(&card).join("mdev_supported_types").join(&kind).join("create");
         for _ in 0..count {
             let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
@@ -300,6 +314,10 @@ mod tests {
             || vec![offer("nvidia-222", "GRID_T4-1Q", 16, &[]), offer("nvidia-223", "GRID_T4-2Q", 8, &[])];
         let busy =
             || vec![offer("nvidia-222", "GRID_T4-1Q", 15, &["u"]), offer("nvidia-223", "GRID_T4-2Q", 0, &[])];
+        let own = BTreeSet::from(["one".to_owned(), "two".to_owned()]);
+        let part = |devices: &[&str]| {
+            vec![offer("nvidia-222", "GRID_T4-1Q", 14, devices), offer("nvidia-223", "GRID_T4-2Q", 0, &[])]
+        };
         let types = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let made = |card: &str, kind: &str, count: usize| (card.to_owned(), kind.to_owned(), count);
         for (cards, names, devices) in [
@@ -318,8 +336,16 @@ mod tests {
             ),
             (vec![card("a", vec![offer("i915-4", "", 0, &[])])], types(&["i915-4"]), vec![]),
             (vec![card("a", both())], types(&["other"]), vec![]),
+            // Two of 16 were made. With a device of another maker, or of a type that is not wanted, the card is left alone.
+            (
+                vec![card("a", part(&["one", "two"]))],
+                types(&["nvidia-222"]),
+                vec![made("a", "nvidia-222", 14)],
+            ),
+            (vec![card("a", part(&["one", "u"]))], types(&["nvidia-222"]), vec![]),
+            (vec![card("a", part(&["one", "two"]))], types(&["nvidia-223"]), vec![]),
         ] {
-            assert_eq!(missing(&cards.into_iter().collect(), &names), devices, "{names:?}");
+            assert_eq!(missing(&cards.into_iter().collect(), &own, &names), devices, "{names:?}");
         }
     }
 
