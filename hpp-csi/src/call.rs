@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
+use tokio::task::JoinError;
 use tonic::Status;
 
 use crate::error::{Kind, Result};
@@ -15,9 +16,11 @@ const CONTROLLERS: usize = 48;
 const SLOW: usize = 12;
 /// Calls of the kubelet that find a thread whatever the controllers do; they are short.
 const KUBELETS: usize = 16;
+/// Parts of streams that are read at once; more wait.
+const STREAMS: usize = 8;
 /// Threads for calls. While controllers' calls wait for their turn, all threads come into being and take memory: a turn ends
 /// before its thread is free again, and the next call starts another.
-pub(crate) const THREADS: usize = CONTROLLERS + KUBELETS;
+pub(crate) const THREADS: usize = CONTROLLERS + KUBELETS + STREAMS;
 
 /// A call, as each log line of its work names it.
 #[derive(Clone, Debug)]
@@ -55,16 +58,21 @@ impl Call {
     }
 }
 
-/// Turns of controllers' calls. The kubelet's need none: a pod must not wait for clones.
+/// Turns of controllers' calls and of streams. The kubelet's calls need none: a pod must not wait for clones.
 #[derive(Clone, Debug)]
 pub(crate) struct Lanes {
     controller: Arc<Semaphore>,
     slow: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
 }
 
 impl Default for Lanes {
     fn default() -> Self {
-        Self { controller: Arc::new(Semaphore::new(CONTROLLERS)), slow: Arc::new(Semaphore::new(SLOW)) }
+        Self {
+            controller: Arc::new(Semaphore::new(CONTROLLERS)),
+            slow: Arc::new(Semaphore::new(SLOW)),
+            streams: Arc::new(Semaphore::new(STREAMS)),
+        }
     }
 }
 
@@ -82,6 +90,19 @@ impl Lanes {
             call(part)
         })
         .await
+    }
+
+    /// Reads a part of a stream: however many there are, threads are left for calls.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        part: impl FnOnce() -> T + Send + 'static,
+    ) -> std::result::Result<T, JoinError> {
+        let turn = self.streams.clone().acquire_owned().await.ok();
+        let read = move || {
+            let _turn = turn;
+            part()
+        };
+        tokio::task::spawn_blocking(read).await
     }
 
     /// Runs a controller's call: however many there are, threads are left for the kubelet's.
@@ -130,5 +151,34 @@ pub(crate) async fn run<P: Send + Sync + 'static, T: Send + 'static>(
             Status::from(error)
         }),
         Err(_) => Err(Status::internal("the call panicked, which is a defect of the driver")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn parts_of_many_streams_leave_threads_to_calls() {
+        let lanes = Lanes::default();
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let start = |_| {
+            let (lanes, running, most) = (lanes.clone(), running.clone(), most.clone());
+            let part = move || {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(20));
+                running.fetch_sub(1, Ordering::SeqCst);
+            };
+            tokio::spawn(async move { lanes.read(part).await })
+        };
+        let parts: Vec<_> = (0..4 * STREAMS).map(start).collect();
+        for part in parts {
+            part.await.unwrap().unwrap();
+        }
+        let most = most.load(Ordering::SeqCst);
+        assert!((1..=STREAMS).contains(&most), "{most} at once");
     }
 }

@@ -55,7 +55,7 @@ fn most(asked: i32) -> Result<usize> {
 }
 
 /// Streams ranges, `most` in a message; a volume without any gets one message, which carries its size.
-fn stream<T: Message>(call: Call, metadata: Metadata, most: usize) -> Answers<T> {
+fn stream<T: Message>(lanes: Lanes, call: Call, metadata: Metadata, most: usize) -> Answers<T> {
     let (sender, receiver) = mpsc::channel(1);
     let capacity = signed(metadata.capacity);
     tokio::spawn(async move {
@@ -63,7 +63,7 @@ fn stream<T: Message>(call: Call, metadata: Metadata, most: usize) -> Answers<T>
         let mut begun = false;
         loop {
             // No thread is held while the caller takes its time.
-            let read = tokio::task::spawn_blocking(move || {
+            let read = lanes.read(move || {
                 let batch: Result<Vec<Range>> = ranges.by_ref().take(most).collect();
                 (ranges, batch)
             });
@@ -123,7 +123,7 @@ impl SnapshotMetadata for MetadataService {
             .lanes
             .run(&self.blocks, call.clone(), move |blocks| blocks.allocated(&id, request.starting_offset))
             .await?;
-        Ok(Response::new(stream(call, metadata, most)))
+        Ok(Response::new(stream(self.lanes.clone(), call, metadata, most)))
     }
 
     async fn get_metadata_delta(
@@ -141,6 +141,6 @@ impl SnapshotMetadata for MetadataService {
                 blocks.changed(&base, &id, request.starting_offset)
             })
             .await?;
-        Ok(Response::new(stream(call, metadata, most)))
+        Ok(Response::new(stream(self.lanes.clone(), call, metadata, most)))
     }
 }
