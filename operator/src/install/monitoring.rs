@@ -238,6 +238,19 @@ mod tests {
         assert!(others > 40, "{others}");
     }
 
+    /// The rule of an alert.
+    fn rule_of(name: &str) -> Value {
+        let all = objects("ns", &Allowed::default(), None);
+        let mut rules = all.iter().filter_map(|one| one["spec"]["groups"][1]["rules"].as_array()).flatten();
+        rules.find(|rule| rule["alert"] == name).unwrap().clone()
+    }
+
+    #[test]
+    fn a_driver_that_nobody_asked_for_is_not_down() {
+        let expression = rule_of("HPPOperatorDown")["expr"].as_str().unwrap().to_owned();
+        assert!(expression.ends_with(" == 0 and on() kubevirt_hpp_cr_ready >= 0"), "{expression}");
+    }
+
     #[test]
     fn a_page_about_an_alert_is_upstreams_or_the_administrators() {
         let pages = |template: Option<&str>| -> Vec<(String, Value)> {

@@ -602,7 +602,13 @@ const HPP_RECORDS: [Record; 2] = [
 
 /// Alerts of the hostpath driver.
 const HPP_ALERTS: [Alert; 10] = [
-    alert("HPPOperatorDown", "kubevirt_hpp_operator_up == 0", "5m", "warning", "No hostpath driver runs."),
+    alert(
+        "HPPOperatorDown",
+        "kubevirt_hpp_operator_up == 0 and on() kubevirt_hpp_cr_ready >= 0",
+        "5m",
+        "warning",
+        "No hostpath driver runs.",
+    ),
     alert(
         "HPPNotReady",
         "kubevirt_hpp_cr_ready == 0",
