@@ -70,11 +70,11 @@ fn rule_object(rules: &rules::Rules, namespace: &str, allowed: &Allowed, runbook
         rule
     });
     let alerts = rules.alerts.iter().filter(|one| allows(&allowed.alerts, one.name)).map(|one| {
-        let impact = match (one.subject, one.severity) {
+        let impact = one.impact.unwrap_or(match (one.subject, one.severity) {
             (Subject::Guest | Subject::Client, _) => "none",
             (Subject::Platform, "critical") => "critical",
             (Subject::Platform, _) => "warning",
-        };
+        });
         let mut annotations = json!({"summary": one.summary});
         if let Some(description) = one.description {
             annotations["description"] = json!(description);
@@ -249,6 +249,19 @@ mod tests {
     fn a_driver_that_nobody_asked_for_is_not_down() {
         let expression = rule_of("HPPOperatorDown")["expr"].as_str().unwrap().to_owned();
         assert!(expression.ends_with(" == 0 and on() kubevirt_hpp_cr_ready >= 0"), "{expression}");
+    }
+
+    #[test]
+    fn an_alert_has_the_impact_of_its_severity_or_its_own() {
+        for (name, severity, impact) in [
+            ("VirtAPIDown", "critical", "critical"),
+            ("HPPOperatorDown", "warning", "warning"),
+            ("HPPNotReady", "warning", "critical"),
+        ] {
+            let rule = rule_of(name);
+            assert_eq!(rule["labels"]["severity"], severity, "{name}");
+            assert_eq!(rule["labels"]["operator_health_impact"], impact, "{name}");
+        }
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) struct Alert {
     pub(super) subject: Subject,
     /// Whether upstream has the alert, and a page about it.
     pub(super) upstream: bool,
+    /// Its impact on the platform's health; `None`: that of its subject and severity.
+    pub(super) impact: Option<&'static str>,
 }
 
 const fn record(name: &'static str, expression: &'static str) -> Record {
@@ -71,6 +73,7 @@ const fn alert(
         description: None,
         subject: Subject::Platform,
         upstream: true,
+        impact: None,
     }
 }
 
@@ -87,6 +90,11 @@ const fn of_client(alert: Alert, description: &'static str) -> Alert {
 /// An alert that upstream does not have.
 const fn own(alert: Alert) -> Alert {
     Alert { upstream: false, ..alert }
+}
+
+/// An alert with an impact of its own.
+const fn of_impact(impact: &'static str, alert: Alert) -> Alert {
+    Alert { impact: Some(impact), ..alert }
 }
 
 /// All rules.
@@ -609,12 +617,15 @@ const HPP_ALERTS: [Alert; 10] = [
         "warning",
         "No hostpath driver runs.",
     ),
-    alert(
-        "HPPNotReady",
-        "kubevirt_hpp_cr_ready == 0",
-        "5m",
-        "warning",
-        "HostPathProvisioner is not available.",
+    of_impact(
+        "critical",
+        alert(
+            "HPPNotReady",
+            "kubevirt_hpp_cr_ready == 0",
+            "5m",
+            "warning",
+            "HostPathProvisioner is not available.",
+        ),
     ),
     own(alert(
         "HPPPoolNearlyFull",
