@@ -16,7 +16,7 @@ const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
 
 /// Replicas that a cluster needs. A node with a taint may be in maintenance: `present`
 /// stays then.
-fn wanted(nodes: usize, workers: usize, present: u32) -> u32 {
+pub(super) fn wanted(nodes: usize, workers: usize, present: u32) -> u32 {
     match (nodes, workers) {
         (0 | 1, _) => 1,
         (_, 0 | 1) => present,

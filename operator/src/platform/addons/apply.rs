@@ -173,7 +173,10 @@ impl Controller {
         let nodes = self.nodes.all();
         let facts = Facts::of(namespace, &self.version, nodes.iter().map(|(_, node)| node.as_ref()));
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        let pool = render::pool(&object.spec, before.as_ref(), &uid, facts.workers);
+        let present = self.deployments.get(&Key::new(namespace, macpool::DEPLOYMENT));
+        let present = present.map_or(1, |deployment| deployment.desired);
+        let replicas = render::replicas(nodes.len(), facts.workers, present);
+        let pool = render::pool(&object.spec, before.as_ref(), &uid, replicas);
         // The range is kept before an address of it is given out.
         let wanted = render::kept(&object.spec, before.as_ref(), pool.as_ref()).to_string();
         if kept != wanted {

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::check::text;
 use crate::install::macpool::Pool;
+use crate::platform::replicas::wanted;
 
 /// The range in effect: the one given, else the one applied before, else one of the object's own: `02:XX:XX` by its UID.
 pub fn range(given: &MacPool, before: Option<&MacPool>, uid: &str) -> (String, String) {
@@ -24,17 +25,23 @@ fn pull_policy(spec: &NetworkAddonsSpec, before: Option<&NetworkAddonsSpec>) -> 
     text(&spec.image_pull_policy).or(before).unwrap_or("IfNotPresent").to_owned()
 }
 
-/// The MAC pool that a spec asks for. `nodes`: nodes that take pods.
+/// Replicas of the MAC pool in a cluster of so many nodes, of which `workers` take pods: two or one, as for the operator itself.
+/// `present`: those of its Deployment.
+pub fn replicas(nodes: usize, workers: usize, present: u32) -> u32 {
+    wanted(nodes, workers, present).clamp(1, 2)
+}
+
+/// The MAC pool that a spec asks for, of so many replicas.
 pub fn pool(
     spec: &NetworkAddonsSpec,
     before: Option<&NetworkAddonsSpec>,
     uid: &str,
-    nodes: usize,
+    replicas: u32,
 ) -> Option<Pool> {
     let given = spec.kube_mac_pool.as_ref()?;
     let mut pool = Pool {
         range: range(given, before.and_then(|before| before.kube_mac_pool.as_ref()), uid),
-        replicas: if nodes >= 2 { 2 } else { 1 },
+        replicas,
         pull_policy: Some(pull_policy(spec, before)),
         tls: spec.tls_security_profile.as_ref().map(tls).unwrap_or_default(),
         ..Pool::default()
@@ -134,6 +141,15 @@ mod tests {
         assert_eq!((&start[..9], &start[9..]), (&end[..9], "00:00:00"));
         assert_ne!(start, first(range(&MacPool::default(), None, "v")), "two clusters have two ranges");
         assert!(api::net::Range::parse(&start, &end).is_ok());
+    }
+
+    #[test]
+    fn a_node_in_maintenance_takes_no_replica_away() {
+        for (nodes, workers, present, expected) in
+            [(1, 1, 2, 1), (2, 2, 1, 2), (2, 1, 2, 2), (2, 1, 1, 1), (3, 3, 5, 2), (2, 1, 0, 1)]
+        {
+            assert_eq!(replicas(nodes, workers, present), expected, "{nodes} {workers} {present}");
+        }
     }
 
     #[test]
