@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::attempts::Attempts;
 use super::loss::{self, Loss};
-use super::plan::{self, Around, ForClaim, ForVolume, Room};
+use super::plan::{self, Around, ForClaim, ForContent, ForVolume, Room};
 use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, Content, DAEMON_SETS, DaemonSet,
-    NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, UNASSIGNED, VOLUMES, Volume,
+    MANAGED_BY, NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, UNASSIGNED, VOLUMES, Volume,
 };
 use super::sources::Source;
 
@@ -45,6 +45,8 @@ pub(super) struct Controller {
     pub(super) snapshots: Cache<Snapshot>,
     contents: Cache<Content>,
     volumes: Cache<Volume>,
+    /// The driver's PVs, by their CSI handles.
+    by_handle: Index,
     nodes: Cache<Node>,
     classes: Cache<Class>,
     capacities: Cache<Capacity>,
@@ -108,6 +110,8 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
     let feed = queue.clone();
     let mut volumes = Cache::<Volume>::builder();
     let by_node = volumes.index(|_, volume| volume.served_by().into_iter().cloned().collect());
+    let by_handle =
+        volumes.index(|_, volume| volume.ours.then(|| volume.handle.clone()).into_iter().collect());
     let volumes = volumes
         .on_change(move |change| {
             feed.add(Work::Volume(change.key.clone()));
@@ -170,6 +174,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         snapshots,
         contents,
         volumes,
+        by_handle,
         nodes,
         classes,
         capacities,
@@ -275,9 +280,15 @@ impl Controller {
 
     async fn content(&self, key: &Key) -> Outcome {
         let Some(content) = self.contents.get(key) else { return Outcome::Done };
-        let Some(set) = plan::for_content(&content) else { return Outcome::Done };
-        let label = set.then_some("true");
-        let patch = json!({"metadata": {"uid": content.uid, "labels": {UNASSIGNED: label}}});
+        let volumes = content.volume.as_deref().map(|handle| self.volumes.by(self.by_handle, handle));
+        let volume = volumes.as_ref().and_then(|found| found.first());
+        let labels = match plan::for_content(&content, volume.map(|(_, volume)| volume.as_ref())) {
+            ForContent::Nothing => return Outcome::Done,
+            ForContent::Wait => return Outcome::After(WAIT),
+            ForContent::Unassigned(set) => json!({UNASSIGNED: set.then_some("true")}),
+            ForContent::Node(node) => json!({MANAGED_BY: node}),
+        };
+        let patch = json!({"metadata": {"uid": content.uid, "labels": labels}});
         let written = self.client.merge_patch::<IgnoredAny>(CONTENTS, key, &patch).await;
         Outcome::of(written.map(|_| Outcome::Done), "VolumeSnapshotContent", key)
     }

@@ -157,10 +157,33 @@ pub fn for_volume(volume: &Volume, nodes: &[&str]) -> ForVolume {
     }
 }
 
-/// Whether the label that lets agents look for a snapshot is set or removed; `None`: neither.
-pub fn for_content(content: &Content) -> Option<bool> {
+/// The change of a VolumeSnapshotContent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForContent {
+    /// Nothing.
+    Nothing,
+    /// The label that lets agents look for its snapshot is set or removed.
+    Unassigned(bool),
+    /// The label of this node, whose agent takes its snapshot.
+    Node(String),
+    /// The node of its volume is not known: look again.
+    Wait,
+}
+
+/// Decides about a content; `volume` is that of which its snapshot is taken. A snapshot controller without distributed
+/// snapshotting leaves the label of the node out.
+pub fn for_content(content: &Content, volume: Option<&Volume>) -> ForContent {
     let wanted = content.given && content.node.is_none();
-    (wanted != content.unassigned).then_some(wanted)
+    if wanted != content.unassigned {
+        return ForContent::Unassigned(wanted);
+    }
+    if content.volume.is_none() || content.node.is_some() {
+        return ForContent::Nothing;
+    }
+    match volume.and_then(Volume::served_by) {
+        Some(node) => ForContent::Node(node.clone()),
+        None => ForContent::Wait,
+    }
 }
 
 #[cfg(test)]
@@ -356,16 +379,36 @@ mod tests {
     }
     #[test]
     fn agents_look_for_a_snapshot_that_was_not_taken_here() {
+        let label = ForContent::Unassigned;
         for (given, node, unassigned, expected) in [
-            (true, None, false, Some(true)),
-            (true, None, true, None),
-            (true, Some("n1"), true, Some(false)),
-            (true, Some("n1"), false, None),
-            (false, None, false, None),
-            (false, None, true, Some(false)),
+            (true, None, false, label(true)),
+            (true, None, true, ForContent::Nothing),
+            (true, Some("n1"), true, label(false)),
+            (true, Some("n1"), false, ForContent::Nothing),
+            (false, None, false, ForContent::Nothing),
+            (false, None, true, label(false)),
         ] {
             let content = Content { given, node: node.and_then(some), unassigned, ..Content::default() };
-            assert_eq!(for_content(&content), expected, "{content:?}");
+            assert_eq!(for_content(&content, None), expected, "{content:?}");
+        }
+    }
+
+    #[test]
+    fn the_agent_of_the_volume_takes_a_snapshot() {
+        let pinned = Volume { ours: true, node: some("n1"), ..Volume::default() };
+        let shared = Volume { ours: true, label: some("n2"), ..Volume::default() };
+        let nowhere = Volume { ours: true, ..Volume::default() };
+        let to = |node: &str| ForContent::Node(node.to_owned());
+        for (node, volume, expected) in [
+            (None, Some(&pinned), to("n1")),
+            (None, Some(&shared), to("n2")),
+            (None, Some(&nowhere), ForContent::Wait),
+            (None, None, ForContent::Wait),
+            // As a controller with distributed snapshotting has labelled it.
+            (Some("n3"), Some(&pinned), ForContent::Nothing),
+        ] {
+            let content = Content { volume: some("pvc-1"), node: node.and_then(some), ..Content::default() };
+            assert_eq!(for_content(&content, volume), expected, "{node:?} {volume:?}");
         }
     }
 }

@@ -161,6 +161,8 @@ pub struct Content {
     pub uid: String,
     /// Whether it is the driver's and was not taken here, so that its node is not known.
     pub given: bool,
+    /// The CSI handle of the driver's volume of which its snapshot is taken.
+    pub volume: Option<String>,
     /// The node that has its snapshot.
     pub node: Option<String>,
     /// Whether agents look for its snapshot.
@@ -173,6 +175,7 @@ impl From<&Value> for Content {
         Self {
             uid: text(object, "/metadata/uid").unwrap_or_default(),
             given: ours && text(object, "/spec/source/snapshotHandle").is_some(),
+            volume: text(object, "/spec/source/volumeHandle").filter(|_| ours),
             node: entry(object, "/metadata/labels", MANAGED_BY),
             unassigned: entry(object, "/metadata/labels", UNASSIGNED).is_some(),
         }
@@ -197,6 +200,8 @@ pub struct Volume {
     pub ours: bool,
     /// Its uid.
     pub uid: String,
+    /// Its CSI handle.
+    pub handle: String,
     /// Its StorageClass.
     pub class: Option<String>,
     /// The node on which it can be used; `None` of a shared pool's.
@@ -231,6 +236,7 @@ impl From<&Value> for Volume {
         Self {
             ours: true,
             uid: text(object, "/metadata/uid").unwrap_or_default(),
+            handle: text(object, "/spec/csi/volumeHandle").unwrap_or_default(),
             class: text(object, "/spec/storageClassName"),
             node,
             label: entry(object, "/metadata/labels", NODE_LABEL),
@@ -411,5 +417,17 @@ mod tests {
         let ours = claim(DRIVER);
         assert_eq!((ours.ours, ours.guarded, &ours.snapshot), (true, true, &snapshot));
         assert_eq!(claim("other"), Claim { snapshot, ..Claim::default() });
+    }
+    #[test]
+    fn a_content_names_the_volume_of_which_its_snapshot_is_taken() {
+        let content = |driver: &str, source: &Value| {
+            Content::from(&json!({"spec": {"driver": driver, "source": source}}))
+        };
+        let taken = json!({"volumeHandle": "pvc-1"});
+        assert_eq!(content(DRIVER, &taken).volume.as_deref(), Some("pvc-1"));
+        assert_eq!(content("other", &taken), Content::default());
+        assert_eq!(content(DRIVER, &json!({"snapshotHandle": "s"})).volume, None);
+        let volume = json!({"spec": {"csi": {"driver": DRIVER, "volumeHandle": "pvc-1"}}});
+        assert_eq!(Volume::from(&volume).handle, "pvc-1");
     }
 }
