@@ -16,6 +16,7 @@ use super::objects::{
     VOLUMES, Volume,
 };
 use super::request::{self, Place};
+use super::snapshots::is_final;
 use super::volume;
 use crate::error::{Error, Kind, Result};
 
@@ -27,10 +28,14 @@ impl Controller {
     pub(super) async fn provision(&self, claim: &Claim, class: &Class) -> Outcome {
         let name = request::name(claim);
         let (namespace, of) = (&claim.metadata.namespace, &claim.metadata.name);
+        let key = Key::new(namespace, of);
         // A PV of that name is the claim's: binding it is Kubernetes' part.
         match self.client.find::<IgnoredAny>(VOLUMES, &Key::cluster(&name)).await {
             Ok(None) => {}
-            Ok(Some(_)) => return Outcome::Done,
+            Ok(Some(_)) => {
+                self.unfinished.end(&key);
+                return Outcome::Done;
+            }
             Err(error) => {
                 tracing::warn!(claim = %of, namespace, error = error.chain(), "cannot look for the claim's PV");
                 return Outcome::Retry;
@@ -42,7 +47,15 @@ impl Controller {
             Ok(request) => request,
             Err(error) => return self.failed(claim, class, &error.chain()),
         };
-        let made = match self.driver.controller().create_volume(request).await {
+        // What is to be kept when its claim goes is not deleted without a PV either.
+        if class.reclaim_policy.as_deref().unwrap_or("Delete") == "Delete" {
+            self.unfinished.begin(&key, &claim.metadata.uid);
+        }
+        let made = self.driver.controller().create_volume(request).await;
+        if made.as_ref().is_err_and(is_final) {
+            self.unfinished.end(&key);
+        }
+        let made = match made {
             Ok(made) => made.into_inner().volume.unwrap_or_default(),
             Err(status) if status.code() == Code::ResourceExhausted => {
                 // The next node is chosen by the room that this one has now.
@@ -62,6 +75,7 @@ impl Controller {
                 return Outcome::Retry;
             }
         }
+        self.unfinished.end(&key);
         self.report(
             claim,
             Type::Normal,

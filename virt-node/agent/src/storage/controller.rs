@@ -16,6 +16,7 @@ use super::group::GroupContent;
 use super::objects::{CLAIMS, CLASSES, CONTENTS, Claim, Class, GROUP_CONTENTS, NODE_LABEL, VOLUMES, Volume};
 use super::plan::{self, ForClaim, ForVolume};
 use super::sidecars::{Duties, Sidecars};
+use super::unfinished::Unfinished;
 
 /// Calls of the driver at once.
 const WORKERS: usize = 16;
@@ -32,6 +33,8 @@ pub(super) enum Work {
     Group(Key),
     /// A content without a node.
     Unassigned(Key),
+    /// A claim that may have left a volume without a PV behind, and its uid.
+    Abandoned(Key, String),
 }
 
 impl Work {
@@ -40,8 +43,8 @@ impl Work {
         match self {
             Self::Claim(_) | Self::Volume(_) => duties.volumes,
             Self::Content(_) | Self::Group(_) => duties.snapshots,
-            // Stock csi-snapshotter, too, needs to know the node.
-            Self::Unassigned(_) => false,
+            // Stock csi-snapshotter, too, needs to know the node; no sidecar knows what the agent has begun.
+            Self::Unassigned(_) | Self::Abandoned(..) => false,
         }
     }
 }
@@ -63,6 +66,8 @@ pub(super) struct Controller {
     pub(super) unassigned: Cache<Content>,
     /// Empty while the cluster has no VolumeGroupSnapshotContents.
     pub(super) groups: Cache<GroupContent>,
+    /// Volumes that the driver may be making.
+    pub(super) unfinished: Unfinished,
     sidecars: Sidecars,
     queue: Queue<Work>,
     /// Something changed what the pools have left.
@@ -142,6 +147,7 @@ impl Controller {
             contents,
             unassigned,
             groups,
+            unfinished: Unfinished::default(),
             sidecars,
             queue,
             changed,
@@ -171,12 +177,18 @@ impl Controller {
 
     async fn reconcile(&self, work: Work) -> Outcome {
         let outcome = match &work {
-            left if left.is_of(self.sidecars.duties()) => Outcome::After(SLOWEST / 10),
+            left if left.is_of(self.sidecars.duties()) => {
+                if let Work::Claim(key) = left {
+                    self.unfinished.end(key);
+                }
+                Outcome::After(SLOWEST / 10)
+            }
             Work::Claim(key) => self.claim(key).await,
             Work::Volume(key) => self.volume(key).await,
             Work::Content(key) => self.content(key).await,
             Work::Group(key) => self.group(key).await,
             Work::Unassigned(key) => self.look_for(key).await,
+            Work::Abandoned(key, uid) => self.abandon(key, uid).await,
         };
         let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match outcome {
@@ -194,7 +206,11 @@ impl Controller {
     }
 
     async fn claim(&self, key: &Key) -> Outcome {
-        let Some(claim) = self.claims.get(key) else { return Outcome::Done };
+        let found = self.claims.get(key);
+        if let Some(uid) = self.unfinished.left(key, found.as_deref()) {
+            self.queue.add(Work::Abandoned(key.clone(), uid));
+        }
+        let Some(claim) = found else { return Outcome::Done };
         let name = claim.spec.storage_class_name.as_deref().unwrap_or_default();
         let class = self.classes.get(&Key::cluster(name));
         let volume = self.volumes.get(&Key::cluster(&claim.spec.volume_name));

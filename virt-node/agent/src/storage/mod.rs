@@ -12,9 +12,10 @@
 //! - [`request`], [`volume`]: the driver's request and the PV that is written (pure).
 //! - [`content`], [`group`]: the same of VolumeSnapshotContents and VolumeGroupSnapshotContents (pure).
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
-//!   [`resize`], [`modify`], [`snapshots`], [`groups`]: one file for each kind of work. [`conditions`]: those of claims. [`capacity`]:
-//!   CSIStorageCapacity objects. [`pools`]: events about the node's pools. [`sidecars`]: whether stock sidecars do the work
-//!   on this node. [`metadata`]: changed blocks for clients outside of the node.
+//!   [`resize`], [`modify`], [`snapshots`], [`groups`]: one file for each kind of work. [`unfinished`]: volumes without PVs.
+//!   [`conditions`]: those of claims. [`capacity`]: CSIStorageCapacity objects. [`pools`]: events about the node's pools.
+//!   [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks for clients outside of the
+//!   node.
 //!
 //! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
 //! be switched between both. Not here: which node a claim goes to (the operator's), VolumeSnapshots and
@@ -38,6 +39,7 @@ mod request;
 mod resize;
 mod sidecars;
 mod snapshots;
+mod unfinished;
 mod volume;
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Deletes the volume of a PV that was released, then the PV.
+//! Deletes the volume of a PV that was released, then the PV; and a volume whose claim went before there was a PV.
 
 use cluster::{Delete, JsonPatch, Key, Outcome};
 use csi::DeleteVolumeRequest;
@@ -6,7 +6,8 @@ use serde::de::IgnoredAny;
 
 use super::claims::rpc_error;
 use super::controller::Controller;
-use super::objects::{FINALIZER, VOLUMES, Volume};
+use super::objects::{CLAIMS, Claim, FINALIZER, VOLUMES, Volume};
+use super::request::name_by_uid;
 
 impl Controller {
     /// Deletes a volume, its PV, and the finalizer that held the PV.
@@ -36,6 +37,44 @@ impl Controller {
         }
         tracing::info!(volume = %key, "volume deleted");
         self.set_finalizer(volume, false).await
+    }
+
+    /// Deletes the volume that was begun for a claim, where the claim is gone and there is no PV, which would see to that.
+    pub(super) async fn abandon(&self, claim: &Key, uid: &str) -> Outcome {
+        let name = name_by_uid(uid);
+        match self.is_left(claim, uid, &name).await {
+            Ok(true) => {}
+            Ok(false) => return Outcome::Done,
+            Err(error) => {
+                tracing::warn!(
+                    volume = name,
+                    error = error.chain(),
+                    "cannot look for the claim and PV of a volume"
+                );
+                return Outcome::Retry;
+            }
+        }
+        let request = DeleteVolumeRequest { volume_id: name.clone(), ..Default::default() };
+        if let Err(status) = self.driver.controller().delete_volume(request).await {
+            tracing::warn!(
+                volume = name,
+                error = rpc_error(&status),
+                "cannot delete the volume of a claim that is gone"
+            );
+            return Outcome::Retry;
+        }
+        self.changed.notify_one();
+        tracing::info!(volume = name, %claim, "the claim was deleted while its volume was made: volume deleted");
+        Outcome::Done
+    }
+
+    /// Whether a volume has neither its claim nor a PV. The claim first: without it no PV is made.
+    async fn is_left(&self, claim: &Key, uid: &str, name: &str) -> cluster::Result<bool> {
+        let there = self.client.find::<Claim>(CLAIMS, claim).await?;
+        if there.is_some_and(|there| there.metadata.uid == uid) {
+            return Ok(false);
+        }
+        Ok(self.client.find::<IgnoredAny>(VOLUMES, &Key::cluster(name)).await?.is_none())
     }
 
     /// Puts our finalizer on a PV, or takes it off.

@@ -28,7 +28,12 @@ pub(super) struct Place<'a> {
 
 /// Name of a claim's volume and PV.
 pub(super) fn name(claim: &Claim) -> String {
-    format!("pvc-{}", claim.metadata.uid)
+    name_by_uid(&claim.metadata.uid)
+}
+
+/// The same, by the claim's uid.
+pub(super) fn name_by_uid(uid: &str) -> String {
+    format!("pvc-{uid}")
 }
 
 /// The filesystem of a claim's volume; `None` for a block device.

@@ -284,7 +284,7 @@ impl Controller {
 }
 
 /// Whether no call can still run after this answer.
-fn is_final(status: &Status) -> bool {
+pub(super) fn is_final(status: &Status) -> bool {
     !matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
