@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_nobody_asked_for_is_not_down() {
+    fn a_driver_without_its_object_is_not_down() {
         let expression = rule_of("HPPOperatorDown")["expr"].as_str().unwrap().to_owned();
         assert!(expression.ends_with(" == 0 and on() kubevirt_hpp_cr_ready >= 0"), "{expression}");
     }

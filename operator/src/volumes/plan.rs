@@ -164,7 +164,7 @@ pub enum ForContent {
     Nothing,
     /// The label that lets agents look for its snapshot is set or removed.
     Unassigned(bool),
-    /// The label of this node, whose agent takes its snapshot.
+    /// The label of this node: its agent takes the snapshot.
     Node(String),
     /// The node of its volume is not known: look again.
     Wait,

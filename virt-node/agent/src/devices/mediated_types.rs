@@ -113,7 +113,7 @@ fn begun<'a>(offers: &'a [Offer], own: &BTreeSet<String>, wanted: &[String]) -> 
     (second.is_none() && is_own && first.available > 0 && first.place(wanted).is_some()).then_some(first)
 }
 
-/// Devices to make: card, type, count. A card whose making was cut short gets the rest; another one that has devices is left
+/// Devices to make: card, type, count. A card that was filled in part gets the rest; another one that has devices is left
 /// alone. Of the wanted types that a card offers it gets the one that the fewest cards have.
 fn missing(cards: &Cards, own: &BTreeSet<String>, wanted: &[String]) -> Vec<(String, String, usize)> {
     let mut used = vec![0_usize; wanted.len()];
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_whose_group_cannot_be_held_stays() {
+    fn a_device_stays_while_its_group_cannot_be_held() {
         const UUID: &str = "6b4f2c1e-0000-4000-8000-000000000001";
         let (sys, kind) = sys();
         let (note, nodes) = (sys.path().join("note.json"), sys.path().join("vfio"));

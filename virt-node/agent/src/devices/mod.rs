@@ -177,7 +177,7 @@ impl Bus {
 /// Longest note in bytes.
 const NOTE_MAX: u64 = 1 << 20;
 
-/// What the file `note` holds for the next agent of the node; nothing if there is no file.
+/// The content of the file `note`, which an agent keeps for the next one of the node; the default if there is no file.
 fn noted<T: DeserializeOwned + Default>(note: &Path) -> Result<T, Error> {
     let Some(text) = dir::read(note, NOTE_MAX)? else { return Ok(T::default()) };
     serde_json::from_slice(&text)

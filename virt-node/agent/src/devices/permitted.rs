@@ -49,7 +49,7 @@ fn offered(
     all
 }
 
-/// The same, with its USB sets in the file `note` before the kubelet is told of them: guests keep their sets while the agent is
+/// The same, with its USB sets in the file `note` before the kubelet learns of them: guests keep their sets while the agent is
 /// restarted, and the next one has to know which devices are together.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ fn offered_and_noted(
 }
 
 /// Starts, updates and stops plugins, so that they are those of what is offered.
-fn tell(plugins: &mut BTreeMap<String, Kept>, offered: BTreeMap<String, (Give, Units)>, directory: &Path) {
+fn follow(plugins: &mut BTreeMap<String, Kept>, offered: BTreeMap<String, (Give, Units)>, directory: &Path) {
     plugins.retain(|resource, kept| offered.get(resource).is_some_and(|(give, _)| *give == kept.give));
     for (resource, (give, units)) in offered {
         match plugins.get(&resource) {
@@ -108,7 +108,7 @@ pub(crate) async fn keep(settings: Cache<Settings>, directory: PathBuf, note: Pa
         let work = move || offered_and_noted(&permitted, Path::new(BUSES), &note);
         let failed = match tokio::task::spawn_blocking(work).await {
             Ok(Ok(offered)) => {
-                tell(&mut plugins, offered, &directory);
+                follow(&mut plugins, offered, &directory);
                 false
             }
             Ok(Err(error)) => {

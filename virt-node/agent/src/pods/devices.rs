@@ -93,8 +93,8 @@ fn rewrite(group: &Path, device: Device, allow: bool) -> Result<()> {
     Ok(())
 }
 
-/// What takes the place of a program of a group, of which the kernel shows this: a name, instructions, and whether they have
-/// devices; `None`: nothing does.
+/// The replacement of a group's program, of which the kernel shows this: a name, instructions, and whether they have devices.
+/// `None`: the program stays.
 fn replacement(
     group: &Path,
     shown: Option<(sys::Name, Vec<program::Instruction>)>,

@@ -47,7 +47,7 @@ impl Controller {
             Ok(request) => request,
             Err(error) => return self.failed(claim, class, &error.chain()),
         };
-        // What is to be kept when its claim goes is not deleted without a PV either.
+        // A volume that is to outlive its claim is not deleted without a PV either.
         if class.reclaim_policy.as_deref().unwrap_or("Delete") == "Delete" {
             self.unfinished.begin(&key, &claim.metadata.uid);
         }

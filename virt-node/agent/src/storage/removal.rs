@@ -1,4 +1,4 @@
-//! Deletes the volume of a PV that was released, then the PV; and a volume whose claim went before there was a PV.
+//! Deletes the volume of a PV that was released, then the PV; and a volume that never got a PV, when its claim is gone.
 
 use cluster::{Delete, JsonPatch, Key, Outcome};
 use csi::DeleteVolumeRequest;

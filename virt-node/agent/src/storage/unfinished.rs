@@ -8,7 +8,7 @@ use cluster::Key;
 
 use super::objects::Claim;
 
-/// Uids of the claims whose volumes were begun, by the claims' names.
+/// Uids of the claims for which volumes were begun, by the claims' names.
 #[derive(Debug, Default)]
 pub(super) struct Unfinished(Mutex<HashMap<Key, String>>);
 
