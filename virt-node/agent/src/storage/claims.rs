@@ -16,7 +16,6 @@ use super::objects::{
     VOLUMES, Volume,
 };
 use super::request::{self, Place};
-use super::snapshots::is_final;
 use super::volume;
 use crate::error::{Error, Kind, Result};
 
@@ -223,6 +222,11 @@ impl Controller {
 /// A call of the API server that failed.
 pub(super) fn lookup_failed(error: cluster::Error) -> Error {
     Error::with(Kind::Cluster, "cannot read the claim's class or source", error)
+}
+
+/// Whether no call can still run after this answer.
+pub(super) fn is_final(status: &Status) -> bool {
+    !matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
 /// A status of the driver as the sidecars print it.

@@ -10,9 +10,9 @@ use csi::{DeleteSnapshotRequest, ListSnapshotsRequest};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use tonic::{Code, Status};
+use tonic::Status;
 
-use super::claims::rpc_error;
+use super::claims::{is_final, rpc_error};
 use super::content::{self, AnyContent, Content, ForContent};
 use super::controller::Controller;
 use super::objects::CONTENTS;
@@ -281,11 +281,6 @@ impl Controller {
         };
         self.events.publish(&about, Type::Warning, reason, message);
     }
-}
-
-/// Whether no call can still run after this answer.
-pub(super) fn is_final(status: &Status) -> bool {
-    !matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
 fn written(key: &Key, result: cluster::Result<IgnoredAny>) -> Result<(), Outcome> {
