@@ -81,8 +81,13 @@ pub(crate) struct ContainerStatus {
 #[serde(default)]
 pub(crate) struct ContainerState {
     pub(crate) waiting: Option<Waiting>,
+    pub(crate) running: Option<Running>,
     pub(crate) terminated: Option<Terminated>,
 }
+
+/// A container that runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Running {}
 
 /// Why a container waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -122,9 +127,11 @@ impl Pod {
         self.status.phase == "Running" && self.status.container_statuses.iter().any(ready)
     }
 
-    /// Whether the launcher waits for its guest or runs it.
-    pub(crate) fn compute_ready(&self) -> bool {
-        self.status.phase == "Running" && self.compute().is_some_and(|compute| compute.ready)
+    /// Whether the launcher waits for its guest or runs it. Its container may have the readiness probe of the guest, so, as
+    /// upstream, it need not be ready.
+    pub(crate) fn compute_runs(&self) -> bool {
+        let runs = |compute: &ContainerStatus| compute.ready || compute.state.running.is_some();
+        self.status.phase == "Running" && self.compute().is_some_and(runs)
     }
 
     /// The first container that waits for an image it cannot get, with the kubelet's message.

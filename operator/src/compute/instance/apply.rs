@@ -191,7 +191,7 @@ async fn act(
         context.record(API_VERSION, KIND, meta, &event);
     }
     let unplugged = event::unplugged(volumes);
-    let volumes = hotplug::patch(volumes, instance.status.volume_status.is_empty());
+    let volumes = hotplug::patch(volumes, instance);
     let changes = match patch(instance, &desired, &released) {
         Some(Patch::Json(mut changes)) => {
             changes.extend(volumes);

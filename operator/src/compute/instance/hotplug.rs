@@ -17,7 +17,7 @@ use super::super::volumes::{Readiness, Volume};
 use super::plan::{Observed, Phase, Plan, Step};
 use super::volumes;
 use crate::compute::launcher::attachment_name;
-use crate::view::{Claim, Pod, VolumeEntry, VolumeSource};
+use crate::view::{Claim, Instance, Pod, VolumeEntry, VolumeSource};
 
 /// A change of `status.volumeStatus`.
 #[derive(Clone, Debug, PartialEq)]
@@ -257,8 +257,8 @@ fn written(entry: &VolumeEntry) -> VolumeStatus {
     }
 }
 
-/// The write of changes; each tests the entry that was decided on.
-pub(super) fn patch(changes: &[Change], none: bool) -> JsonPatch {
+/// The write of changes; each tests the entry that was decided on, and a new one that the list is the one that lacks it.
+pub(super) fn patch(changes: &[Change], instance: &Instance) -> JsonPatch {
     let mut patch = JsonPatch::new();
     let entry = |patch: JsonPatch, place: usize, before: &VolumeEntry| {
         let path = format!("/status/volumeStatus/{place}");
@@ -298,9 +298,13 @@ pub(super) fn patch(changes: &[Change], none: bool) -> JsonPatch {
             Change::Set(..) | Change::Claim(..) | Change::Remove(..) => None,
         })
         .collect();
-    if none && !added.is_empty() {
+    if added.is_empty() {
+        return patch;
+    }
+    if instance.status.volume_status.is_empty() {
         return patch.test("/status/volumeStatus", Value::Null).add("/status/volumeStatus", added);
     }
+    patch = patch.test("/metadata/resourceVersion", &instance.metadata.resource_version);
     for new in added {
         patch = patch.add("/status/volumeStatus/-", new);
     }

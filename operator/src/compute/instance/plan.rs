@@ -205,7 +205,7 @@ fn next_phase(observed: &Observed<'_>, steps: &mut Vec<Step>) -> (Phase, Option<
         "Scheduling" => match launcher {
             None => gone(observed, steps),
             Some(pod) if pod.is_down() => (Phase::Failed, None),
-            Some(pod) if pod.compute_ready() && !pod.metadata.deleting() && is_filled(observed) => {
+            Some(pod) if pod.compute_runs() && !pod.metadata.deleting() && is_filled(observed) => {
                 (Phase::Scheduled, None)
             }
             Some(_) => (Phase::Kept, None),

@@ -648,7 +648,7 @@ fn volume_comes_by_a_pod_of_its_own_and_goes_with_it() {
         scene.attachments = pods.map(|ready| attachment(&name, ready)).into_iter().collect();
         let (plan, changes) = scene.hotplug();
         assert_eq!(plan.steps, steps, "{case}");
-        let patch = super::hotplug::patch(&changes, status.as_array().unwrap().is_empty());
+        let patch = super::hotplug::patch(&changes, &read(scene.instance.clone()));
         let written = patch.operations().iter().find_map(|one| match one["op"].as_str().unwrap() {
             "remove" => Some(String::new()),
             "add" if one["path"] == "/status/volumeStatus" => {
@@ -660,6 +660,34 @@ fn volume_comes_by_a_pod_of_its_own_and_goes_with_it() {
             _ => None,
         });
         assert_eq!(written.as_deref(), phase, "{case}: {patch:?}");
+    }
+}
+
+/// An agent writes entries too: a new one that is added twice would be two disks.
+#[test]
+fn entry_is_added_to_the_list_that_lacks_it_only() {
+    let volumes =
+        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "root", "hotpluggable": true}}]);
+    let mut scene = plugged(&volumes, json!([{"name": "other"}]));
+    scene.instance["metadata"]["resourceVersion"] = json!("7");
+    let patch = super::hotplug::patch(&scene.hotplug().1, &read(scene.instance.clone()));
+    let places: Vec<_> =
+        patch.operations().iter().map(|one| (one["op"].clone(), one["path"].clone())).collect();
+    let wanted = [("test", "/metadata/resourceVersion"), ("add", "/status/volumeStatus/-")];
+    assert_eq!(places, wanted.map(|(op, path)| (json!(op), json!(path))), "{patch:?}");
+    assert_eq!(patch.operations()[0]["value"], "7");
+}
+
+/// The guest's own readiness probe fails until the guest runs.
+#[test]
+fn instance_is_handed_over_when_its_launcher_runs() {
+    for (state, scheduled) in
+        [(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}), true), (json!({}), false)]
+    {
+        let mut pod = pod("Running", false);
+        pod["status"]["containerStatuses"][0]["state"] = state;
+        let plan = Scene::new(instance("Scheduling"), &[pod]).plan();
+        assert_eq!(plan.phase == Phase::Scheduled, scheduled);
     }
 }
 
@@ -693,7 +721,7 @@ fn claim_that_grew_is_described_again_while_the_guest_runs() {
         instance["status"]["volumeStatus"] = json!([entry]);
         let mut scene = Scene::new(instance, &[pod("Running", true)]).volume(claim(), None);
         scene.attachments = hotpluggable.then(|| attachment(&name, true)).into_iter().collect();
-        let patch = super::hotplug::patch(&scene.hotplug().1, false);
+        let patch = super::hotplug::patch(&scene.hotplug().1, &read(scene.instance.clone()));
         let found = patch
             .operations()
             .iter()

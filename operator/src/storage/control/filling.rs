@@ -58,6 +58,20 @@ fn is_over(target: &Claim) -> bool {
         && target.meta.annotation(names::CLONE_PHASE).is_none()
 }
 
+/// Whether a clone has its content or goes: all that is left to do is to remove what helped.
+fn is_ending(target: &Claim) -> bool {
+    target.meta.deleting
+        || (target.phase == Phase::Bound && target.meta.says(names::CLONE_PHASE, "Succeeded"))
+}
+
+/// Whether the populator of clones fills the claim.
+fn is_clone(target: &Claim) -> bool {
+    target
+        .source
+        .as_ref()
+        .is_some_and(|source| source.group == names::GROUP && source.kind == names::CLONE_SOURCE)
+}
+
 impl Controller {
     /// A claim that may have to be filled.
     pub(super) async fn claim(&self, key: &Key) -> Result<Outcome> {
@@ -110,6 +124,10 @@ impl Controller {
         let task = match task::task(&target, volume.as_ref(), &named) {
             Ok(Some(task)) => task,
             Ok(None) => return Ok(Outcome::Done),
+            // Its DataVolume or VolumeCloneSource went before what helped, and before the finalizer.
+            Err(trouble) if is_ending(&target) && is_clone(&target) => {
+                return self.sourceless(&target, &trouble, populated).await;
+            }
             Err(trouble) => return self.troubled(&target, &trouble).await,
         };
         let shown = || filling::progressed(&target, self.progress.of(key));
@@ -326,10 +344,9 @@ impl Controller {
         })
     }
 
-    /// A clone whose DataSource is gone: it waits, unless it is over. Then what helped is removed.
+    /// A clone without its source's description: it waits, unless it is over. Then what helped is removed.
     async fn sourceless(&self, target: &Claim, trouble: &Obstacle, populated: bool) -> Result<Outcome> {
-        let cloned = target.phase == Phase::Bound && target.meta.says(names::CLONE_PHASE, "Succeeded");
-        if !cloned && !target.meta.deleting {
+        if !is_ending(target) {
             return self.uncloned(target, trouble).await;
         }
         let far = target.meta.annotation(names::SOURCE_NAMESPACE);
