@@ -16,8 +16,10 @@ use crate::fields::used;
 use crate::resolve::{Guest, Host, Objects, resolve};
 
 /// Fields whose effect is not in the launch document, and the test that sees it.
-const ELSEWHERE: [(&str, &str); 25] = [
+const ELSEWHERE: [(&str, &str); 27] = [
+    ("domain.devices.interfaces[].dhcpOptions", "options_of_the_owner_are_sent"),
     ("domain.devices.interfaces[].masquerade", "a_guest_behind_masquerade_is_wired_once"),
+    ("domain.devices.interfaces[].portRanges", "only_ports_of_the_list_are_forwarded"),
     ("domain.devices.interfaces[].ports[].name", "fields_of_the_pod_change_it"),
     ("domain.devices.interfaces[].ports[].port", "a_guest_behind_masquerade_is_wired_once"),
     ("domain.devices.interfaces[].ports[].protocol", "a_guest_behind_masquerade_is_wired_once"),
