@@ -38,7 +38,7 @@ impl Cluster {
         }
         // A bridge without ports carries nothing.
         add("route", &self.shown("ip", &["route", "show", "table", "all"])?.replace(" linkdown", ""));
-        add("rule", &self.shown("nft", &["--stateless", "list", "ruleset"])?);
+        add("rule", &without_proxy(&self.shown("nft", &["--stateless", "list", "ruleset"])?));
         add("namespace", &self.shown("ip", &["netns"])?);
         for folder in ["networks/pods", "results"] {
             for name in names(&self.place().path("var-lib/cni").join(folder))? {
@@ -100,6 +100,18 @@ fn has(line: &str, word: &str) -> bool {
     })
 }
 
+/// Rules without the tables of kube-proxy: it deletes the chains of a Service some time after the Service.
+fn without_proxy(rules: &str) -> String {
+    let mut inside = false;
+    let ours = |line: &&str| {
+        inside |= line.starts_with("table ") && line.contains(" kube-proxy ");
+        let shown = !inside;
+        inside &= *line != "}";
+        shown
+    };
+    rules.lines().filter(ours).map(|line| format!("{line}\n")).collect()
+}
+
 fn names(folder: &std::path::Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
@@ -108,6 +120,13 @@ fn names(folder: &std::path::Path) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_of_kube_proxy_do_not_count() {
+        let rules =
+            "table ip kube-proxy {\n\tchain endpoint-A {\n\t}\n}\ntable ip cni {\n\tchain a {\n\t}\n}\n";
+        assert_eq!(without_proxy(rules), "table ip cni {\n\tchain a {\n\t}\n}\n");
+    }
 
     #[test]
     fn a_word_is_whole() {
