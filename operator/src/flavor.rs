@@ -356,7 +356,7 @@ mod tests {
                 assert!(machine.spec.template.spec.domain.memory.is_some());
             }
         }
-        // What is inferred has memory of its own.
+        // The inferred instance type gives the memory.
         let (client, _paths) = server(vec![(CLAIM, labelled())]);
         let mut machine = machine("Ignore", &claim, &json!([]));
         infer(&client, "n", &mut machine).await.unwrap();

@@ -48,7 +48,7 @@ pub fn bytes(domain: &Domain, memory: u64) -> u64 {
     bytes
 }
 
-/// Those bytes as the settings of a cluster change them: guests may run without KVM, and per cent of what is expected.
+/// The overhead that a cluster's settings make of those bytes: emulation adds to it, and a ratio multiplies it.
 pub fn scaled(bytes: u64, emulation: bool, percent: u32) -> u64 {
     let bytes = if emulation { bytes.saturating_add(TRANSLATION) } else { bytes };
     // The ratio is 100 at most, so this has room for any guest.

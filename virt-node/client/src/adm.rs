@@ -43,7 +43,7 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// The components in the order of their names: name, field of the KubeVirt object, what was typed.
+    /// The components by name: the name, the field of the KubeVirt object, and the argument.
     fn components(&self) -> [(&'static str, &'static str, Option<&str>); 5] {
         [
             ("virt-api", "virtAPI", self.virt_api.as_deref()),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::platform::hostpath::{DRIVER, apply, bound, claim, get};
+use crate::platform::machines::user;
 use crate::platform::place::{CONTENTS, PLACE, PODS, SNAPSHOTS};
 use crate::platform::streams::replace_agent_at;
 
@@ -30,23 +31,7 @@ fn labelled(name: &str, label: &str) -> Value {
 
 /// A pod that has two claims, and runs.
 fn pod(namespace: &str, name: &str, claims: [&str; 2]) {
-    let volume = |claim: &&str| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}});
-    let mount = |claim: &&str| json!({"name": claim, "mountPath": format!("/{claim}")});
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-        "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {
-                "runAsNonRoot": true, "runAsUser": 107, "fsGroup": 107, "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [{
-                "name": "main", "image": e2e::node::BUSYBOX, "command": ["sleep", "100000"],
-                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
-                "volumeMounts": claims.iter().map(mount).collect::<Vec<_>>(),
-            }],
-            "volumes": claims.iter().map(volume).collect::<Vec<_>>(),
-        },
-    });
+    let pod = user(name, &claims);
     apply(&format!("{namespace}-{name}"), &pod, &["-n", namespace]).unwrap();
     PLACE.until(namespace, &format!("{name} runs"), || {
         PLACE.find(PODS, namespace, name).filter(|pod| pod["status"]["phase"] == "Running")

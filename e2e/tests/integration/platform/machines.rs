@@ -117,3 +117,24 @@ pub(crate) fn mac(namespace: &str, name: &str) -> Value {
     assert!(mac.is_string(), "{mac}");
     mac
 }
+
+/// A restricted pod that has claims, each mounted in a folder of its name, and sleeps.
+pub(crate) fn user(name: &str, claims: &[&str]) -> Value {
+    let volume = |claim: &&str| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}});
+    let mount = |claim: &&str| json!({"name": claim, "mountPath": format!("/{claim}")});
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {
+                "runAsNonRoot": true, "runAsUser": 107, "fsGroup": 107, "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [{
+                "name": "main", "image": e2e::node::BUSYBOX, "command": ["sleep", "100000"],
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                "volumeMounts": claims.iter().map(mount).collect::<Vec<_>>(),
+            }],
+            "volumes": claims.iter().map(volume).collect::<Vec<_>>(),
+        },
+    })
+}

@@ -13,6 +13,7 @@ use e2e::storage::{DRIVER, POOL};
 use places::guest::Dice;
 use serde_json::{Value, json};
 
+use crate::platform::machines;
 use crate::platform::place::{CLAIMS, PLACE, PODS};
 use crate::platform_nodes::kills::Program;
 use crate::platform_nodes::pools;
@@ -115,21 +116,7 @@ fn disturbed(steps: usize, dice: &mut Dice, mut step: impl FnMut(usize)) {
 
 /// A pod that has a claim of its name, on a node if one is named.
 fn user(name: &str, node: Option<&str>) -> Value {
-    let mut pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-        "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {
-                "runAsNonRoot": true, "runAsUser": 107, "fsGroup": 107, "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [{
-                "name": "main", "image": e2e::node::BUSYBOX, "command": ["sleep", "100000"],
-                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            }],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
-        },
-    });
+    let mut pod = machines::user(name, &[name]);
     if let Some(node) = node {
         pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": node});
     }

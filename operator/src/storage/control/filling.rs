@@ -15,7 +15,7 @@ use crate::storage::action::{About, Action, Event};
 use crate::storage::apply::Done;
 use crate::storage::class;
 use crate::storage::clone::authorize::Origin;
-use crate::storage::clone::cloned;
+use crate::storage::clone::{cloned, plan as cloning};
 use crate::storage::datavolume::Obstacle;
 use crate::storage::names;
 use crate::storage::populate::mirror;
@@ -60,16 +60,7 @@ fn is_over(target: &Claim) -> bool {
 
 /// Whether a clone has its content or goes: all that is left to do is to remove what helped.
 fn is_ending(target: &Claim) -> bool {
-    target.meta.deleting
-        || (target.phase == Phase::Bound && target.meta.says(names::CLONE_PHASE, "Succeeded"))
-}
-
-/// Whether the populator of clones fills the claim.
-fn is_clone(target: &Claim) -> bool {
-    target
-        .source
-        .as_ref()
-        .is_some_and(|source| source.group == names::GROUP && source.kind == names::CLONE_SOURCE)
+    target.meta.deleting || cloning::has_content(target)
 }
 
 impl Controller {
@@ -125,7 +116,9 @@ impl Controller {
             Ok(Some(task)) => task,
             Ok(None) => return Ok(Outcome::Done),
             // Its DataVolume or VolumeCloneSource went before what helped, and before the finalizer.
-            Err(trouble) if is_ending(&target) && is_clone(&target) => {
+            Err(trouble)
+                if is_ending(&target) && filling::is_populated_by(&target, &[names::CLONE_SOURCE]) =>
+            {
                 return self.sourceless(&target, &trouble, populated).await;
             }
             Err(trouble) => return self.troubled(&target, &trouble).await,

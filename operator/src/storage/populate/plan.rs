@@ -199,7 +199,11 @@ fn work(o: &Observed<'_>, prime: &Claim, worker: &Worker) -> Plan {
 
 /// Whether one of our populators fills the claim.
 pub fn is_populated(claim: &Claim) -> bool {
-    let kinds = [names::IMPORT_SOURCE, names::UPLOAD_SOURCE, names::CLONE_SOURCE];
+    is_populated_by(claim, &[names::IMPORT_SOURCE, names::UPLOAD_SOURCE, names::CLONE_SOURCE])
+}
+
+/// Whether our populator of one of these kinds of sources fills the claim.
+pub fn is_populated_by(claim: &Claim, kinds: &[&str]) -> bool {
     claim
         .source
         .as_ref()

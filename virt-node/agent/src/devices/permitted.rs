@@ -70,7 +70,7 @@ fn offered_and_noted(
     Ok(offered)
 }
 
-/// Starts, updates and stops plugins, so that they are those of what is offered.
+/// Starts, updates and stops plugins: afterwards each offered resource has one.
 fn follow(plugins: &mut BTreeMap<String, Kept>, offered: BTreeMap<String, (Give, Units)>, directory: &Path) {
     plugins.retain(|resource, kept| offered.get(resource).is_some_and(|(give, _)| *give == kept.give));
     for (resource, (give, units)) in offered {

@@ -46,9 +46,12 @@ use crate::storage::seen::claim::Phase;
 
 /// Whether the clone is over and nothing of it is left.
 pub fn is_over(target: &Claim) -> bool {
-    target.phase == Phase::Bound
-        && target.meta.says(names::CLONE_PHASE, "Succeeded")
-        && !has_finalizer(target)
+    has_content(target) && !has_finalizer(target)
+}
+
+/// Whether the clone has succeeded. What helped may still be there.
+pub fn has_content(target: &Claim) -> bool {
+    target.phase == Phase::Bound && target.meta.says(names::CLONE_PHASE, "Succeeded")
 }
 
 /// Decides.
