@@ -10,6 +10,7 @@ use cluster::{Key, Outcome, Result, Scope};
 use serde_json::Value;
 use virt::time;
 
+use super::warnings::{Known, NOT_PROVISIONED, PAUSE, Warnings};
 use super::{CATCH_UP, Controller, Item, RETRY, cloned_for, refused};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::apply::Done;
@@ -21,9 +22,9 @@ use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
 use crate::storage::populate::task::{self, Named, Task};
-use crate::storage::resources::{self, CAPACITIES, CONFIG_MAPS, SERVICES, VOLUMES};
+use crate::storage::resources::{self, CAPACITIES, CONFIG_MAPS, EVENTS, SERVICES, VOLUMES};
 use crate::storage::seen::claim::Phase;
-use crate::storage::seen::worker::{Hindrance, Worker};
+use crate::storage::seen::worker::Worker;
 use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, User, Volume};
 use crate::storage::settings::Settings;
 use crate::storage::worker::importer;
@@ -31,17 +32,25 @@ use crate::storage::worker::upload::{self, Upload};
 
 /// Seconds after which a claim without a volume and without an event is reported.
 const REPORT_AFTER_SECONDS: u64 = 6;
-/// Seconds in which a worker's pod may start before its start is reported.
-const YOUNG: u64 = 2;
-/// Shortest time between two reads of events: what many wait for is mostly the same, and each read is of all events of a
-/// namespace.
-const EVENTS: Duration = Duration::from_millis(250);
+/// The same for a claim whose namespace's events could not be read because those of many others were.
+const REPORT_UNREAD_SECONDS: u64 = 8;
+/// Seconds in which a worker's pod may start before its start is reported, or the event that tells what hinders it: one
+/// report in place of two.
+const YOUNG: u64 = 3;
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Seconds since an object was made; none if the API server's clock is ahead.
 fn age(meta: &Meta) -> Option<u64> {
     time::now().checked_sub(time::seconds(&meta.created)?)
+}
+
+/// Pause before a claim is looked at again that has waited for these seconds, so that its report is not late.
+fn until_report(waited: u64) -> Duration {
+    match REPORT_AFTER_SECONDS.saturating_sub(waited) {
+        0 => PAUSE,
+        left => SOON.min(Duration::from_secs(left)),
+    }
 }
 
 /// A size for people, rounded up.
@@ -234,20 +243,21 @@ impl Controller {
         let Some(class) = class.filter(|class| !class.waits_for_consumer || consumed) else {
             return Ok(Outcome::Done);
         };
-        if !self.may_read_events() {
-            return Ok(Outcome::After(SOON));
+        let waited = age(&awaited.meta).unwrap_or(0);
+        let warnings = self.warnings_in(&awaited.meta.namespace).await?;
+        if warnings.is_none() && waited < REPORT_UNREAD_SECONDS {
+            return Ok(Outcome::After(until_report(waited)));
         }
-        let last = self.event(&awaited.meta, &["ProvisioningFailed"]).await?;
-        let old = age(&awaited.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
         let (name, driver) = (&awaited.meta.name, &class.provisioner);
-        let trouble = match last.map(|said| said.message) {
+        let trouble = match warnings.and_then(|warnings| warnings.about(&awaited.meta.uid)) {
             Some(said) => Obstacle {
-                reason: "ProvisioningFailed",
+                reason: NOT_PROVISIONED,
                 message: format!(
-                    "provisioner {driver} makes no volume for PVC {name} and tries again: {said}"
+                    "provisioner {driver} makes no volume for PVC {name} and tries again: {}",
+                    said.message
                 ),
             },
-            None if old => match self.cramped(awaited, class).await? {
+            None if waited >= REPORT_AFTER_SECONDS => match self.cramped(awaited, class).await? {
                 Some(trouble) => trouble,
                 None => Obstacle {
                     reason: "Provisioning",
@@ -256,7 +266,7 @@ impl Controller {
                     ),
                 },
             },
-            None => return Ok(Outcome::After(SOON)),
+            None => return Ok(Outcome::After(until_report(waited))),
         };
         self.waiting(target, trouble).await
     }
@@ -298,40 +308,30 @@ impl Controller {
                 rounded(awaited.size),
             ),
         };
-        Ok(Some(Obstacle { reason: "ProvisioningFailed", message }))
+        Ok(Some(Obstacle { reason: NOT_PROVISIONED, message }))
     }
 
-    /// Whether events may be read now.
-    fn may_read_events(&self) -> bool {
-        let mut read = self.events_read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let may = read.is_none_or(|read| read.elapsed() >= EVENTS);
-        if may {
-            *read = Some(Instant::now());
+    /// The warnings of a namespace. `None`: those of another one were read a moment ago.
+    async fn warnings_in(&self, namespace: &str) -> Result<Option<Arc<Warnings>>> {
+        match self.warnings.of(namespace, Instant::now()) {
+            Known::Warnings(warnings) => return Ok(Some(warnings)),
+            Known::Later => return Ok(None),
+            Known::Nothing => {}
         }
-        may
-    }
-
-    /// The last event with one of these reasons about an object.
-    async fn event(&self, about: &Meta, reasons: &[&str]) -> Result<Option<Hindrance>> {
-        let path = format!(
-            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.uid%3D{}%2Ctype%3DWarning",
-            about.namespace, about.uid
-        );
-        let events: Value = self.client.read(&path).await?;
-        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
-        let all = events["items"].as_array().into_iter().flatten();
-        let known = all.filter(|event| reasons.contains(&text(event, "reason").as_str()));
-        let last = known.max_by_key(|event| text(event, "lastTimestamp"));
-        Ok(last.map(|event| Hindrance { reason: text(event, "reason"), message: text(event, "message") }))
+        let scope = Scope::all().namespace(namespace).fields("type=Warning");
+        let mut warnings = Warnings::default();
+        self.client.each(EVENTS, &scope, |event: Value| warnings.add(&event)).await?;
+        Ok(Some(self.warnings.keep(namespace, Instant::now(), warnings)))
     }
 
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
-        let late = age(&worker.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
-        if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() || !self.may_read_events() {
+        let late = age(&worker.meta).is_some_and(|age| age > YOUNG);
+        if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
             return Ok(worker);
         }
-        Ok(match self.event(&worker.meta, &mirror::HINDRANCES).await? {
+        let warnings = self.warnings_in(&worker.meta.namespace).await?;
+        Ok(match warnings.and_then(|warnings| warnings.about(&worker.meta.uid)) {
             Some(hindrance) => Arc::new(Worker { hindrance: Some(hindrance), ..(*worker).clone() }),
             None => worker,
         })
@@ -495,5 +495,19 @@ impl Controller {
         let pod = upload::pod(upload, &service.uid, &deadline);
         self.applier.apply(&Action::Create(pod)).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_looked_at_again_when_its_report_is_due() {
+        for (waited, pause) in
+            [(0, SOON), (4, SOON), (5, Duration::from_secs(1)), (REPORT_AFTER_SECONDS, PAUSE), (7, PAUSE)]
+        {
+            assert_eq!(until_report(waited), pause, "{waited}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The storage controllers: caches, a queue of keys, and one reconcile for DataVolumes, claims and storage classes.
 //!
 //! - [`volumes`]: DataVolumes. [`filling`]: claims and their workers. [`clones`]: claims that are cloned.
+//! - [`warnings`]: events that tell why claims and workers wait.
 //! - [`progress`]: how far workers are.
 //! - [`polls`]: what sources of DataImportCrons have; [`poller`] asks for it.
 //! - [`classes`]: storage classes, CDIConfig, DataSources. [`crons`]: DataImportCrons.
@@ -15,12 +16,13 @@ mod poller;
 mod polls;
 mod progress;
 mod volumes;
+mod warnings;
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster::{Cache, Client, Events, Key, Outcome, Queue, Result, Scope};
 use serde_json::Value;
@@ -117,8 +119,7 @@ struct Controller {
     /// What claims of DataVolumes wait for until they have volumes: their DataVolumes report it, without a write to the claim.
     waits: Mutex<HashMap<Key, Obstacle>>,
     problems: Problems,
-    /// When events were read last.
-    events_read: Mutex<Option<Instant>>,
+    warnings: warnings::Reads,
     /// Whether the cluster has one node.
     single_node: AtomicBool,
     /// Whether the CDI object that was seen last was deleted with all DataVolumes.
@@ -200,7 +201,7 @@ async fn control(
         progress: Progress::default(),
         waits: Mutex::default(),
         problems: Problems::default(),
-        events_read: Mutex::default(),
+        warnings: warnings::Reads::default(),
         single_node: AtomicBool::new(false),
         removed: AtomicBool::new(false),
         queue: queue.clone(),
