@@ -438,4 +438,6 @@ fn combinations_that_cannot_be_are_refused() {
     refused(imageio, "kubevirt", "Filesystem", "source imageio is not supported");
     let vddk = json!({"vddk": {"url": "https://a.invalid", "uuid": "1", "backingFile": "a", "thumbprint": "a", "secretRef": "a"}});
     refused(vddk, "kubevirt", "Filesystem", "source vddk is not supported");
+    let glance = json!({"glance": {"url": "https://a.invalid/v2/images/1/file", "secretRef": "a"}});
+    refused(glance, "kubevirt", "Filesystem", "source glance is not supported");
 }
