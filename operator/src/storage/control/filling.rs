@@ -34,15 +34,22 @@ use crate::storage::worker::upload::{self, Upload};
 const REPORT_AFTER_SECONDS: u64 = 6;
 /// The same for a claim whose namespace's events could not be read because those of many others were.
 const REPORT_UNREAD_SECONDS: u64 = 8;
-/// Seconds in which a worker's pod may start before its start is reported, or the event that tells what hinders it: one
-/// report in place of two.
-const YOUNG: u64 = 3;
+/// Seconds in which a worker's pod may start before its start is reported.
+const YOUNG: u64 = 2;
+/// Seconds in which it may start before events are read that tell what hinders it: the kubelet often succeeds when it tries
+/// again.
+const HINDERED_AFTER_SECONDS: u64 = 5;
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Seconds since an object was made; none if the API server's clock is ahead.
 fn age(meta: &Meta) -> Option<u64> {
     time::now().checked_sub(time::seconds(&meta.created)?)
+}
+
+/// Whether a worker's pod was made a moment ago.
+fn is_young(worker: &Worker) -> bool {
+    age(&worker.meta).is_some_and(|age| age <= YOUNG)
 }
 
 /// Pause before a claim is looked at again that has waited for these seconds, so that its report is not late.
@@ -169,7 +176,7 @@ impl Controller {
             task: &task,
             honors_first_consumer: settings.honors_first_consumer,
             user: None,
-            young: worker.as_ref().is_some_and(|worker| age(&worker.meta).is_some_and(|age| age <= YOUNG)),
+            young: worker.as_deref().is_some_and(is_young) || (!upload && filling::shows_start(&target)),
         };
         let mut plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
         if plan.start == Some(Start::Target) {
@@ -188,6 +195,9 @@ impl Controller {
         if worker.as_deref().is_some_and(|worker| mirror::is_starting(worker, false))
             && written.is_some_and(|written| written.phase == Phase::Bound)
         {
+            if filling::shows_start(&target) {
+                self.queue.add(Item::Volume(key.clone()));
+            }
             return Ok(Outcome::After(SOON));
         }
         let scheduled = worker.as_ref().is_none_or(|worker| worker.unschedulable.is_none());
@@ -311,6 +321,16 @@ impl Controller {
         Ok(Some(Obstacle { reason: NOT_PROVISIONED, message }))
     }
 
+    /// The annotations that a DataVolume takes from an importer that starts slowly. `written`: the claim that it writes to.
+    pub(super) fn starting(&self, target: &Claim, written: Option<&Claim>) -> Option<Vec<(String, String)>> {
+        let written =
+            written.filter(|written| written.phase == Phase::Bound && filling::shows_start(target))?;
+        let key = Key::new(&written.meta.namespace, &names::importer_pod(&written.meta.name));
+        let worker = self.caches.workers.get(&key)?;
+        let starts = worker.meta.is_controlled_by(&written.meta.uid) && mirror::is_starting(&worker, false);
+        (starts && !is_young(&worker)).then(|| filling::starting(&worker, target))
+    }
+
     /// The warnings of a namespace. `None`: those of another one were read a moment ago.
     async fn warnings_in(&self, namespace: &str) -> Result<Option<Arc<Warnings>>> {
         match self.warnings.of(namespace, Instant::now()) {
@@ -326,7 +346,7 @@ impl Controller {
 
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
-        let late = age(&worker.meta).is_some_and(|age| age > YOUNG);
+        let late = age(&worker.meta).is_some_and(|age| age >= HINDERED_AFTER_SECONDS);
         if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
             return Ok(worker);
         }
