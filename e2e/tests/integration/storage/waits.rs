@@ -103,6 +103,10 @@ fn a_waiting_data_volume_reports_the_reason() {
     says(&space, "unpulled", &pulled, IMMEDIATE, "ImagePull", &[&host, "refused"]);
     let fetched = json!({"registry": {"url": image}});
     says(&space, "unfetched", &fetched, IMMEDIATE, "ImagePullFailed", &[&host, "refused"]);
+    // Accepted as by CDI, and no file of the importer's pod.
+    let archive = "oci-archive:/images/none.tar";
+    let packed = json!({"registry": {"url": archive}});
+    says(&space, "packed", &packed, IMMEDIATE, "ImagePullFailed", &[archive]);
     let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});
     says(&space, "sourceless", &clone, IMMEDIATE, "CloneWithoutSource", &["nothing doesn't exist"]);
     let claim = space.get("PersistentVolumeClaim", "sourceless").unwrap();
