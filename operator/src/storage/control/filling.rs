@@ -1,7 +1,7 @@
 //! Claims that are filled: the next step of each, and its worker.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::quantity;
@@ -14,7 +14,7 @@ use super::warnings::{Known, NOT_PROVISIONED, PAUSE, Warnings};
 use super::{CATCH_UP, Controller, Item, RETRY, cloned_for, refused};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::apply::Done;
-use crate::storage::class;
+use crate::storage::class::Room;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::{cloned, plan as cloning};
 use crate::storage::datavolume::Obstacle;
@@ -39,6 +39,8 @@ const YOUNG: u64 = 2;
 /// Seconds in which it may start before events are read that tell what hinders it: the kubelet often succeeds when it tries
 /// again.
 const HINDERED_AFTER_SECONDS: u64 = 5;
+/// Age up to which the room of nodes serves.
+const ROOM_AGE: Duration = Duration::from_secs(1);
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -296,15 +298,14 @@ impl Controller {
     }
 
     pub(super) fn waits(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Obstacle>> {
-        self.waits.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The trouble of a claim for which no node has room, as far as its driver reports the nodes' room: provisioners then
     /// try none, and report nothing.
     async fn cramped(&self, awaited: &Claim, class: &Class) -> Result<Option<Obstacle>> {
-        let all: Vec<Value> = self.client.list(CAPACITIES, &Scope::all()).await?;
         let (name, class) = (&awaited.meta.name, &class.meta.name);
-        let Some(room) = class::room(&all, class).filter(|room| *room < awaited.size) else {
+        let Some(room) = self.room().await?.of(class).filter(|room| *room < awaited.size) else {
             return Ok(None);
         };
         // The room changes all the time, the message does not.
@@ -319,6 +320,19 @@ impl Controller {
             ),
         };
         Ok(Some(Obstacle { reason: NOT_PROVISIONED, message }))
+    }
+
+    /// The room that nodes have, as it was a moment ago: many claims wait for it at once.
+    async fn room(&self) -> Result<Arc<Room>> {
+        let known = self.room.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, room)) = known.filter(|(read, _)| read.elapsed() < ROOM_AGE) {
+            return Ok(room);
+        }
+        let mut room = Room::default();
+        self.client.each(CAPACITIES, &Scope::all(), |capacity: Value| room.add(&capacity)).await?;
+        let room = Arc::new(room);
+        *self.room.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Arc::clone(&room)));
+        Ok(room)
     }
 
     /// The annotations that a DataVolume takes from an importer that starts slowly. `written`: the claim that it writes to.

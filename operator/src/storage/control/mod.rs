@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::{Cache, Client, Events, Key, Outcome, Queue, Result, Scope};
 use serde_json::Value;
@@ -31,7 +31,7 @@ use serve::metrics::Page;
 use crate::health::Health;
 
 use super::apply::Applier;
-use super::class::Classes;
+use super::class::{Classes, Room};
 use super::cron::seen::{CRON, Cron};
 use super::datavolume::Obstacle;
 use super::profile::{self, Driver, Overrides, Profile, SnapshotClass};
@@ -120,6 +120,8 @@ struct Controller {
     waits: Mutex<HashMap<Key, Obstacle>>,
     problems: Problems,
     warnings: warnings::Reads,
+    /// The room of nodes, and when it was read.
+    room: Mutex<Option<(Instant, Arc<Room>)>>,
     /// Whether the cluster has one node.
     single_node: AtomicBool,
     /// Whether the CDI object that was seen last was deleted with all DataVolumes.
@@ -202,6 +204,7 @@ async fn control(
         waits: Mutex::default(),
         problems: Problems::default(),
         warnings: warnings::Reads::default(),
+        room: Mutex::default(),
         single_node: AtomicBool::new(false),
         removed: AtomicBool::new(false),
         queue: queue.clone(),
