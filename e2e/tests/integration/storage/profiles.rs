@@ -6,7 +6,7 @@ use crate::storage::setup::{CLUSTER, apply};
 use crate::storage::space::{Space, until};
 
 #[test]
-fn the_properties_of_an_unknown_provisioner_are_inferred_and_a_condition_says_so() {
+fn the_properties_of_an_unknown_provisioner_are_inferred_and_its_condition_is_false() {
     const CLASS: &str = "profiles-unknown";
     const DRIVER: &str = "unknown.csi.example.com";
     let space = Space::new("profiles");

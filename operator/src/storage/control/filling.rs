@@ -36,8 +36,7 @@ const REPORT_AFTER_SECONDS: u64 = 6;
 const REPORT_UNREAD_SECONDS: u64 = 8;
 /// Seconds in which a worker's pod may start before its start is reported.
 const YOUNG: u64 = 2;
-/// Seconds in which it may start before events are read that tell what hinders it: the kubelet often succeeds when it tries
-/// again.
+/// Seconds in which it may start before events about its obstacles are read: the kubelet often succeeds when it tries again.
 const HINDERED_AFTER_SECONDS: u64 = 5;
 /// Age up to which the room of nodes serves.
 const ROOM_AGE: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! The storage controllers: caches, a queue of keys, and one reconcile for DataVolumes, claims and storage classes.
 //!
 //! - [`volumes`]: DataVolumes. [`filling`]: claims and their workers. [`clones`]: claims that are cloned.
-//! - [`warnings`]: events that tell why claims and workers wait.
+//! - [`warnings`]: events with the reasons for which claims and workers wait.
 //! - [`progress`]: how far workers are.
 //! - [`polls`]: what sources of DataImportCrons have; [`poller`] asks for it.
 //! - [`classes`]: storage classes, CDIConfig, DataSources. [`crons`]: DataImportCrons.

@@ -18,7 +18,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// Age up to which a read serves.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The last warning about each object, of those that tell why it waits; by the object's uid, with its time.
+/// The last warning about each object, of those with the reason of a wait; by the object's uid, with its time.
 #[derive(Debug, Default)]
 pub(super) struct Warnings(HashMap<String, (String, Hindrance)>);
 
