@@ -299,8 +299,8 @@ pub(crate) fn memory(program: Program) -> Memory {
     Memory::of(program.process().unwrap()).unwrap()
 }
 
-/// How many clients make the halted VMs.
-const CREATORS: usize = 8;
+/// How many clients make the halted VMs, and so how many creations are in flight.
+const CREATORS: usize = 100;
 
 /// The operator with many halted VMs and the agent with some guests stay within their memory.
 pub(crate) fn memory_is_bounded() {
