@@ -1,5 +1,6 @@
 //! Two guests on two nodes with bridges that a cable joins: large frames pass, and each sees the other's own Ethernet
-//! address. When one has ended, frames follow its address to the other node.
+//! address. The scheduler chose the node of one of them by a bridge that only this node has. When the other one has ended,
+//! frames follow its address to the other node.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ const NAMESPACE: &str = "joined";
 const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions");
 const BRIDGE: &str = "e2e-joined";
 const CABLE: &str = "e2e-cable";
+/// A bridge of the second node alone.
+const ONLY: &str = "e2e-only";
 /// The guests: name of the VM, its node, its address.
 const GUESTS: [(&str, &str, &str); 2] = [("one", "node1", "192.0.2.1"), ("two", "node2", "192.0.2.2")];
 const MTU: usize = 9000;
@@ -33,6 +36,19 @@ fn ip(mut command: Command, words: &str) {
 fn process_of(second: &Second) -> String {
     let path = second.node_path("").unwrap().display().to_string();
     path.split('/').nth(2).unwrap().to_owned()
+}
+
+/// Makes a definition for a bridge, which the scheduler looks for.
+fn define(name: &str, bridge: &str, more: &Value) {
+    let mut config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": bridge});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let annotations =
+        json!({"k8s.v1.cni.cncf.io/resourceName": format!("bridge.network.kubevirt.io/{bridge}")});
+    let definition = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": name, "annotations": annotations}, "spec": {"config": config.to_string()},
+    });
+    PLACE.create(DEFINITIONS, NAMESPACE, &definition);
 }
 
 /// The guest on the first node ends, and its addresses come up on the second one: the first node's frames follow as soon as
@@ -84,25 +100,22 @@ pub(crate) fn guests_of_two_nodes_share_a_network(second: &Second) {
         ip(on(node), &format!("link set {CABLE} master {BRIDGE} up"));
         ip(on(node), &format!("link set {BRIDGE} up"));
     }
-    let config = json!({
-        "cniVersion": "1.0.0", "type": "bridge", "bridge": BRIDGE, "mtu": MTU, "macspoofchk": true,
-    })
-    .to_string();
-    let annotations =
-        json!({"k8s.v1.cni.cncf.io/resourceName": format!("bridge.network.kubevirt.io/{BRIDGE}")});
-    let definition = json!({
-        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "lan", "annotations": annotations}, "spec": {"config": config},
-    });
-    PLACE.create(DEFINITIONS, NAMESPACE, &definition);
+    ip(on("node2"), &format!("link add {ONLY} type bridge"));
+    ip(on("node2"), &format!("link set {ONLY} up"));
+    define("lan", BRIDGE, &json!({"mtu": MTU, "macspoofchk": true}));
+    define("only", ONLY, &json!({}));
     let disk = shell::disk();
     for (name, node, _) in GUESTS {
         disk_of_all_nodes(NAMESPACE, name, &disk);
         let mut vm = machine(name, "Always", &json!({"persistentVolumeClaim": {"claimName": name}}));
         let spec = &mut vm["spec"]["template"]["spec"];
         spec["domain"]["memory"]["guest"] = json!(shell::MEMORY);
-        spec["nodeSelector"] = json!({"kubernetes.io/hostname": node});
         shell::join(spec, "lan", "lan");
+        match node {
+            "node1" => spec["nodeSelector"] = json!({"kubernetes.io/hostname": node}),
+            // Its bridge leaves the scheduler this node.
+            _ => shell::join(spec, "only", "only"),
+        }
         PLACE.create(MACHINES, NAMESPACE, &vm);
     }
     let mut guests = GUESTS.map(|(name, _, _)| Guest::of(NAMESPACE, name));
@@ -137,4 +150,5 @@ pub(crate) fn guests_of_two_nodes_share_a_network(second: &Second) {
         ip(on(node), &format!("link del {BRIDGE}"));
     }
     ip(on("node1"), &format!("link del {CABLE}"));
+    ip(on("node2"), &format!("link del {ONLY}"));
 }
