@@ -1,6 +1,7 @@
-//! The MAC pool as the operator deployed it: an address that another VM has, by each policy, and a range without a free
-//! address.
+//! The MAC pool as the operator deployed it: many VMs at once, by one replica and by two, an address that another VM has, by
+//! each policy, and a range without a free address.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::{Value, json};
@@ -11,6 +12,8 @@ use crate::platform::place::{MACHINES, PLACE};
 
 const NAMESPACE: &str = "addresses";
 const PLATFORM: &str = operator::defaults::NAMESPACE;
+/// Clients that create VMs at the same time.
+const CLIENTS: usize = 100;
 /// The address that two VMs are given.
 const GIVEN: &str = "0a:00:00:00:00:01";
 /// A range of two addresses, and how they begin.
@@ -65,6 +68,38 @@ fn until(
 fn set_range(range: &Value) {
     let patch = json!({"spec": {"networking": {"kubeMacPoolConfiguration": range}}}).to_string();
     PLACE.kubectl(&["-n", PLATFORM, "patch", OBJECT, "--type=merge", "-p", &patch]).unwrap();
+}
+
+/// Creates halted VMs, as many at a time as clients exist. The MAC pool gives each an address of its own, other than those of
+/// the namespace's other VMs.
+pub(crate) fn create_at_once(namespace: &str, count: usize) {
+    std::thread::scope(|scope| {
+        for first in 0..CLIENTS {
+            scope.spawn(move || {
+                for number in (first..count).step_by(CLIENTS) {
+                    PLACE.create(MACHINES, namespace, &vm(&format!("halted{number}"), None));
+                }
+            });
+        }
+    });
+    let machines = PLACE.list(MACHINES, namespace);
+    let macs: BTreeSet<&str> = machines.iter().map(|vm| vm.pointer(MAC).unwrap().as_str().unwrap()).collect();
+    assert!(machines.len() >= count && macs.len() == machines.len(), "{} VMs: {macs:?}", machines.len());
+}
+
+/// With two nodes the pool has a replica on each and a PodDisruptionBudget; both give addresses at the same time.
+pub(crate) fn are_unique_with_two_replicas() {
+    let namespace = "addresses-of-two";
+    PLACE.until(PLATFORM, "two replicas of the MAC pool are ready", || {
+        let object = "deployment/kubemacpool-mac-controller-manager";
+        let counts = "jsonpath={.spec.replicas} {.status.readyReplicas} {.status.updatedReplicas}";
+        (PLACE.kubectl(&["-n", PLATFORM, "get", object, "-o", counts]).ok()? == "2 2 2").then_some(())
+    });
+    let budget = ["-n", PLATFORM, "get", "poddisruptionbudget/kubemacpool-mac-controller-manager"];
+    PLACE.kubectl(&budget).unwrap();
+    PLACE.namespace(namespace);
+    create_at_once(namespace, CLIENTS);
+    PLACE.remove_namespace(namespace);
 }
 
 /// Creates VMs with one address, each in a namespace with a policy.
