@@ -225,7 +225,7 @@ fn solicit(place: &StandIn) -> Option<Ipv6Addr> {
     Some(address.addr)
 }
 
-/// Services of both families, whose addresses the machine translates to the pod's as kube-proxy does, reach the guest; rules of
+/// Services of both families reach the guest: the machine translates their addresses to the pod's, as kube-proxy does. Rules of
 /// the machine, as an enforcer of NetworkPolicies sets them, deny the guest's port and allow it.
 fn services_reach(addresses: &[IpAddr]) {
     for address in addresses {

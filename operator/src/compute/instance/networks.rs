@@ -26,8 +26,8 @@ mod tests {
     use super::super::tests::{Scene, instance, pod};
     use super::*;
 
-    /// Interfaces of the guest's spec, an exclamation mark before those that are absent, and the networks in the annotation before
-    /// and after.
+    /// Interfaces of the guest's spec, an exclamation mark before those that are absent, and the annotation's networks before and
+    /// after.
     #[test]
     fn unplugged_networks_leave_the_annotation() {
         let lan = r#"{"interface":"pod0b5a1b9e9c3","name":"lan"}"#;

@@ -31,7 +31,7 @@ const WEBHOOKS: Resource =
     Resource::cluster("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations");
 /// ConfigMap with the spec that was applied last; the MAC pool's range is in it.
 const KEPT: &str = "cluster-networks-addons-operator-applied-cluster";
-/// What the names of Multus's DaemonSets contain, such as `kube-multus-ds`.
+/// Part of the names of Multus's DaemonSets, such as `kube-multus-ds`.
 const MULTUS: &str = "multus";
 /// Time until objects that are not followed are looked at again.
 const RECHECK: Duration = Duration::from_secs(60);
