@@ -240,21 +240,21 @@ fn services_reach(addresses: &[IpAddr]) {
         let direct = SocketAddr::new(*address, 80);
         let translated = SocketAddr::new(service.parse().unwrap(), 8000);
         nft(&format!(
-            "table {family} service {{ chain output {{ type nat hook output priority -100; policy accept; \
+            "table {family} test-service {{ chain output {{ type nat hook output priority -100; policy accept; \
              {family} daddr {service} tcp dport 8000 dnat to {direct}; }}; }}"
         ));
         eventually("the guest's page through the Service", || page(translated));
         let deny = |ports: &str| {
             let daddr = format!("{family} daddr {address} tcp dport {ports} drop");
             let hook = "type filter hook output priority 0; policy accept;";
-            nft(&format!("table {family} policy {{ chain output {{ {hook} {daddr}; }}; }}"));
+            nft(&format!("table {family} test-policy {{ chain output {{ {hook} {daddr}; }}; }}"));
         };
         for (ports, allowed) in [("!= 80", true), ("80", false)] {
             deny(ports);
             for way in [direct, translated] {
                 assert_eq!(page(way).is_some(), allowed, "{way}: {ports} denied");
             }
-            nft(&format!("delete table {family} policy"));
+            nft(&format!("delete table {family} test-policy"));
         }
         assert!(page(translated).is_some(), "{address}: no port is denied any more");
     }
