@@ -43,6 +43,8 @@ pub(crate) struct InstanceSpec {
     /// Its volumes, and those that its memory is dumped to.
     pub(crate) volumes: Vec<VolumeSource>,
     pub(crate) networks: Vec<Network>,
+    /// Names of its interfaces that are absent.
+    pub(crate) unplugged: Vec<String>,
     pub(crate) termination_grace_period_seconds: Option<u64>,
     pub(crate) eviction_strategy: Option<String>,
     /// Whether the guest keeps state besides its disks.
@@ -58,6 +60,7 @@ pub(crate) struct InstanceSpec {
 #[derive(Default)]
 struct Read {
     size: Size,
+    unplugged: Vec<String>,
     keeps_state: bool,
     overhead: Option<u64>,
 }
@@ -66,12 +69,15 @@ struct Read {
 fn domain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Read, D::Error> {
     let domain = serde_json::Value::deserialize(deserializer)?;
     let size = Size::deserialize(&domain).unwrap_or_default();
+    let interfaces = domain["devices"]["interfaces"].as_array().into_iter().flatten();
+    let absent = interfaces.filter(|one| one["state"] == "absent");
+    let unplugged = absent.filter_map(|one| Some(one["name"].as_str()?.to_owned())).collect();
     let Ok(domain) = serde_json::from_value(domain) else {
-        return Ok(Read { size, ..Read::default() });
+        return Ok(Read { size, unplugged, ..Read::default() });
     };
     let memory = size.guest.or(size.requested).or(size.limit);
     let overhead = memory.map(|memory| virt::overhead::bytes(&domain, memory));
-    Ok(Read { size, keeps_state: virt::state::is_kept(&domain), overhead })
+    Ok(Read { size, unplugged, keeps_state: virt::state::is_kept(&domain), overhead })
 }
 
 /// A spec as the API server writes it, as far as it is read.
@@ -97,7 +103,7 @@ impl From<WrittenSpec> for InstanceSpec {
             termination_grace_period_seconds,
             eviction_strategy,
             start_strategy,
-            domain: Read { size, keeps_state, overhead },
+            domain: Read { size, unplugged, keeps_state, overhead },
         } = written;
         let starts_paused = start_strategy.as_deref() == Some("Paused");
         let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
@@ -105,6 +111,7 @@ impl From<WrittenSpec> for InstanceSpec {
         Self {
             volumes,
             networks,
+            unplugged,
             termination_grace_period_seconds,
             eviction_strategy,
             keeps_state,

@@ -28,7 +28,12 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
             let text = format!("Deleted hotplug attachment pod {name}, for volume {volume}");
             Some(Event::normal("SuccessfulDelete", text))
         }
-        Step::CreateState | Step::Gate { .. } | Step::ConfirmPods | Step::Release(_) | Step::Wait(_) => None,
+        Step::CreateState
+        | Step::Gate { .. }
+        | Step::Networks { .. }
+        | Step::ConfirmPods
+        | Step::Release(_)
+        | Step::Wait(_) => None,
     }
 }
 
@@ -64,6 +69,7 @@ pub(super) fn refused(step: &Step, instance: &Instance, error: String) -> (Creat
         | Step::CreateProvisioner
         | Step::DeletePod { .. }
         | Step::Gate { .. }
+        | Step::Networks { .. }
         | Step::ConfirmPods
         | Step::Release(_)
         | Step::Wait(_) => {

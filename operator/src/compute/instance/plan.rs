@@ -11,6 +11,7 @@
 use virt::status::pod::UNPAUSED;
 
 use super::super::volumes::{Readiness, Volume};
+use super::networks;
 use crate::compute::launcher::State;
 use crate::compute::{clock, nodes};
 use crate::storage::names::PROVISIONS;
@@ -74,6 +75,8 @@ pub(super) enum Step {
     DeleteAttachment { name: String, uid: String, volume: String },
     /// Open or close the readiness gate of a pod: it is the condition at this place, or a new one.
     Gate { pod: String, uid: String, place: Option<usize>, open: bool },
+    /// Write the networks of a pod, which are as they were read.
+    Networks { pod: String, uid: String, before: String, after: String },
     /// List the pods at the API server and plan again.
     ConfirmPods,
     /// Remove these finalizers.
@@ -187,6 +190,7 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
         clean(observed, &mut steps);
     } else {
         steps.extend(gate(observed));
+        steps.extend(networks::step(observed));
     }
     for pod in observed.pods.iter().filter(|pod| is_provisioner(pod) && !pod.metadata.deleting()) {
         let unused = ends || pod.is_down() || observed.storage() != Storage::NeedsProvisioner;

@@ -38,9 +38,9 @@ const GUEST_PODS: &str = "kubevirt.io in (virt-launcher,hotplug-disk)";
 const MOVE_AGAIN: Duration = Duration::from_secs(2);
 /// Guests that are worked on at once.
 const WORKERS: usize = 8;
-/// How often networks of pods that are over are looked for, and how soon after a pod changed.
+/// How often networks of pods that are over are looked for, and how soon after a pod changed or a guest ended.
 const SWEEP: Duration = Duration::from_secs(30);
-const SWEEP_SOON: Duration = Duration::from_secs(1);
+const SWEEP_SOON: Duration = Duration::from_millis(200);
 
 /// The reconciler.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub(crate) struct Controller {
     instances: Cache<Instance>,
     pods: Cache<Pod>,
     by_uid: cluster::cache::Index,
-    /// A pod changed: networks of one that is over are to be detached.
+    /// A pod changed or a guest ended: networks of one that is over are to be detached.
     changed: Arc<Notify>,
     guests: Mutex<HashMap<String, Guest>>,
 }
@@ -151,13 +151,21 @@ impl Controller {
         }
     }
 
-    /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it.
+    /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it,
+    /// and the guest in it.
     fn pod_lives(&self, uid: &str) -> bool {
-        let found = self.pods.by(self.by_uid, uid);
-        match found.first() {
-            Some((_, pod)) => pod.state() == plan::Pod::Alive,
-            None => !matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)),
-        }
+        let pod = match self.pods.by(self.by_uid, uid).first() {
+            Some((_, pod)) => pod.state(),
+            None if matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)) => plan::Pod::Gone,
+            None => plan::Pod::Unseen,
+        };
+        let instances = self.instances.all();
+        let instance = instances.iter().find(|(_, instance)| instance.active_pods.contains_key(uid));
+        let phase = Phase::of(instance.and_then(|(_, instance)| instance.phase.as_deref()));
+        let guests = self.guests();
+        let guest = guests.values().find(|guest| guest.follower.pod == uid);
+        let launcher = guest.map_or(Launcher::Silent, |guest| guest.follower.known.lock().launcher());
+        plan::uses_networks(pod, phase, &launcher)
     }
 
     /// The pod of a VMI on this node with the kubelet's directory, for streams and commands; by namespace and name.
@@ -231,7 +239,11 @@ impl Controller {
         let done = match step {
             Step::Launch => self.launch(&key, &instance, pod.as_deref(), false).await,
             Step::Shutdown => self.shut_down(&instance, pod.as_deref()).await,
-            Step::Finish(end) => self.finish(&key, &instance, &end).await,
+            Step::Finish(end) => {
+                // Its networks do not wait for the API server.
+                self.changed.notify_one();
+                self.finish(&key, &instance, &end).await
+            }
             Step::Report => match self.report(&key, &instance, pod.as_ref()).await {
                 Ok(again) => {
                     let kept = self.look_after_network(&instance, pod.as_deref()).await;
