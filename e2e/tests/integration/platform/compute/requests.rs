@@ -254,8 +254,8 @@ fn running() {
     }
     check(&[
         (Put, "vmi/vm/unpause", json!({}), 409, "VMI is not paused"),
-        (Put, "vmi/vm/freeze", json!({"unfreezeTimeout": "1m0s"}), 409, "guest agent"),
-        (Put, "vmi/vm/unfreeze", none(), 409, "guest agent"),
+        (Put, "vmi/vm/freeze", json!({"unfreezeTimeout": "1m0s"}), 500, "QEMU guest agent is not connected"),
+        (Put, "vmi/vm/unfreeze", none(), 500, "QEMU guest agent is not connected"),
         (Stream, "vmi/vm/usbredir", none(), 409, "Not configured with USB Redirection"),
         (Stream, "vmi/vm/vsock?port=22&tls=true", none(), 400, "VSOCK"),
         (Stream, "vmi/vm/portforward/0/tcp", none(), 400, "port"),
