@@ -175,7 +175,7 @@ fn bundle(pod: &Pod) {
         (&["ip", "a"][..], "lo:"),
         (&["bridge", "fdb", "show"][..], ""),
         (&["bridge", "vlan", "show"][..], ""),
-        (&["tar", "-c", "-C", "/var/run/kubevirt-private/libvirt/qemu/log", "."][..], log.as_str()),
+        (&["tar", "-c", "/var/run/kubevirt-private/libvirt/qemu/log"][..], log.as_str()),
     ] {
         let found = pod.exec(command).unwrap();
         assert!(found.contains(wanted), "{command:?}: {found}");
