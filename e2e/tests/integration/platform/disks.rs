@@ -76,6 +76,12 @@ fn image_of_a_container_is_a_disk_that_forgets_what_is_written() {
     PLACE.remove_namespace(namespace);
 }
 
+/// CRC-32 as Go's package calls IEEE.
+fn crc32(bytes: &[u8]) -> u32 {
+    let of_bit = |sum: u32, _| if sum & 1 == 1 { (sum >> 1) ^ 0xedb8_8320 } else { sum >> 1 };
+    !bytes.iter().fold(!0, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), of_bit))
+}
+
 #[test]
 fn path_of_a_container_disk_chooses_a_file_of_the_image() {
     let namespace = "chosen";
@@ -94,6 +100,13 @@ fn path_of_a_container_disk_chooses_a_file_of_the_image() {
         PLACE.create(MACHINES, namespace, &machine(name, "Always", &json!({"containerDisk": volume})));
     }
     until_answers(namespace, "chosen", 1);
+    let wanted = crc32(&fs::read(&disk).unwrap());
+    PLACE.until(namespace, "the checksum of the chosen file", || {
+        let instance = PLACE.find(INSTANCES, namespace, "chosen")?;
+        let volumes = instance["status"]["volumeStatus"].as_array()?;
+        let root = volumes.iter().find(|one| one["name"] == "root")?;
+        (root["containerDiskVolume"]["checksum"] == wanted).then_some(())
+    });
     until_refused(namespace, "open", "set containerDisk.path to one of them");
     until_refused(namespace, "absent", "the image has no file d.img");
     for name in ["chosen", "open", "absent"] {
