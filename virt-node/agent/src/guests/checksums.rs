@@ -1,5 +1,5 @@
-//! Checksums of the files from images that a guest is started with: its containerDisks, its kernel and its initrd. As upstream,
-//! CRC-32 of the whole file, for the status of the VMI.
+//! Checksums of the files from images that a guest is started with: its containerDisks, its kernel and its initrd. As
+//! upstream, CRC-32 of the whole file, for the status of the VMI.
 //!
 //! They are computed once for each start, when the guest had time to boot, and one guest of the node after the other.
 //!
