@@ -160,8 +160,9 @@ async fn act(
             existing_is_fine(client.create::<IgnoredAny>(REVISIONS, &meta.namespace, &revision).await)?;
             let flavored = flavored(context, &whole).await?;
             let mut instance = render::instance(&flavored, *paused);
-            if let Some(condition) = without_effect::condition(&whole, &flavored, observed.now) {
-                instance["status"]["conditions"] = json!([condition]);
+            let conditions = without_effect::conditions(&whole, &flavored);
+            if !conditions.is_empty() {
+                instance["status"]["conditions"] = json!(conditions);
             }
             existing_is_fine(client.create::<IgnoredAny>(INSTANCES, &meta.namespace, &instance).await)?;
         }

@@ -1,37 +1,30 @@
 //! Fields that a VM's instance type or preference gives to its guest and that have no effect, as a condition of the instance.
-//! Pure. Not here: fields that the VM has itself, which admission names in warnings.
+//! Pure but for the time of the condition. Not here: fields that the VM has itself, which admission names in warnings.
 
 use std::collections::BTreeSet;
 
 use api::kind::Kind;
+use api::resource::Condition;
 use serde_json::Value;
 use virt::fields::Place;
 use virt::finding::{Finding, Verdict};
 use virt::validate;
 
-use crate::compute::conditions;
-use crate::view::Condition;
-
-/// The type of the condition.
-const KIND: &str = "FieldsWithoutEffect";
-
 /// The condition; none where all that they give has an effect. `written`: the VM as its user has it. `flavored`: the VM with
-/// instance type and preference in its template. `now` is in seconds since 1970.
-pub(super) fn condition(written: &Value, flavored: &Value, now: u64) -> Option<Condition> {
-    if written["spec"]["template"] == flavored["spec"]["template"] {
-        return None;
+/// instance type and preference in its template.
+pub(super) fn conditions(written: &Value, flavored: &Value) -> Vec<Condition> {
+    let mut conditions = Vec::new();
+    if written["spec"]["template"] != flavored["spec"]["template"] {
+        let own: BTreeSet<String> = findings(written).map(|finding| finding.path).collect();
+        let given = findings(flavored).filter(|finding| !own.contains(&finding.path));
+        // Paths are the instance's.
+        let of_instance = |finding: Finding| {
+            let path = finding.path.strip_prefix("spec.template.").unwrap_or(&finding.path).to_owned();
+            Finding { path, ..finding }
+        };
+        virt::status::fields(&mut conditions, &given.map(of_instance).collect::<Vec<_>>());
     }
-    let own: BTreeSet<String> = findings(written).map(|finding| finding.path).collect();
-    let given = findings(flavored).filter(|finding| !own.contains(&finding.path));
-    let texts: Vec<String> = given
-        .map(|Finding { path, text, .. }| format!("{}: {text}", path.trim_start_matches("spec.template.")))
-        .collect();
-    if texts.is_empty() {
-        return None;
-    }
-    let mut all = Vec::new();
-    conditions::set(&mut all, KIND, "True", "NotSupported", &texts.join("; "), now);
-    all.pop()
+    conditions
 }
 
 /// Fields of a VM without an effect.
@@ -48,12 +41,12 @@ mod tests {
 
     #[test]
     fn fields_of_instance_types_without_an_effect_are_named() {
-        let machine = |cpu: Value, strategy: Value| {
+        let machine = |cpu: Value| {
             json!({
                 "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
                 "metadata": {"name": "vm", "namespace": "n"},
                 "spec": {"runStrategy": "Always", "template": {"spec": {
-                    "evictionStrategy": strategy,
+                    "evictionStrategy": "LiveMigrate",
                     "domain": {"cpu": cpu, "memory": {"guest": "1Gi"}, "devices": {}},
                 }}},
             })
@@ -70,11 +63,10 @@ mod tests {
             (json!({}), json!({"cores": 1}), None),
             (json!({"cores": 1}), json!({"cores": 1}), None),
         ] {
-            let strategy = || json!("LiveMigrate");
-            let found = condition(&machine(written, strategy()), &machine(flavored, strategy()), 0);
-            let said = found.as_ref().map(|one| (one.kind.as_str(), one.status.as_str()));
+            let found = conditions(&machine(written), &machine(flavored));
+            let said = found.first().map(|one| (one.kind.as_str(), one.status.as_str()));
             assert_eq!(said, message.as_ref().map(|_| ("FieldsWithoutEffect", "True")), "{message:?}");
-            assert_eq!(found.and_then(|one| one.message), message);
+            assert_eq!(found.into_iter().next().and_then(|one| one.message), message);
         }
     }
 }
