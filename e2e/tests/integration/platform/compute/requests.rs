@@ -18,7 +18,7 @@ use super::{REVISIONS, claim, instance};
 use crate::platform::console::Console;
 use crate::platform::guest;
 use crate::platform::machines::{machine, until_answers};
-use crate::platform::place::{CLAIMS, INSTANCES, MACHINES, PLACE, TIMEOUT};
+use crate::platform::place::{CLAIMS, INSTANCES, MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform::streams::Streams;
 
 const NAMESPACE: &str = "requests";
@@ -338,7 +338,15 @@ fn until_another(before: &Value) {
 /// A changed template reaches the next instance: by a restart, or when the instance is deleted under Always.
 fn restarts() {
     let (before, first) = (instance(NAMESPACE, "vm"), generation());
-    let change = json!({"spec": {"runStrategy": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}});
+    let note = |text: &str| {
+        let name = format!("kubernetes.io/{text}");
+        json!({"annotations": {name: text}})
+    };
+    let mut of_template = note("template");
+    of_template["labels"] = json!({"a": "b"});
+    let template = json!({"metadata": of_template});
+    let change =
+        json!({"metadata": note("machine"), "spec": {"runStrategy": "Always", "template": template}});
     super::patch(NAMESPACE, "vm", &change);
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(generation(), first, "the generation of a running instance");
@@ -347,6 +355,13 @@ fn restarts() {
     let second = instance(NAMESPACE, "vm");
     assert_ne!(generation(), first);
     assert_eq!(second["metadata"]["labels"]["a"], "b");
+    let own = |pod: &&Value| pod["metadata"]["labels"]["kubevirt.io/created-by"] == second["metadata"]["uid"];
+    let pod = PLACE.list(PODS, NAMESPACE).iter().find(own).cloned().unwrap();
+    for object in [&second, &pod] {
+        let annotations = &object["metadata"]["annotations"];
+        assert_eq!(annotations["kubernetes.io/template"], "template", "{object}");
+        assert!(annotations["kubernetes.io/machine"].is_null(), "{object}");
+    }
     PLACE.delete(INSTANCES, NAMESPACE, "vm");
     until_another(&second);
 }
