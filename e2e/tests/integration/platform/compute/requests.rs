@@ -253,6 +253,7 @@ fn running() {
         check(&[(Stream, port, none(), 400, "dialing VM")]);
     }
     check(&[
+        (Get, "vm/vm/why", none(), 200, "\"running\":true"),
         (Put, "vmi/vm/unpause", json!({}), 409, "VMI is not paused"),
         (Put, "vmi/vm/freeze", json!({"unfreezeTimeout": "1m0s"}), 500, "QEMU guest agent is not connected"),
         (Put, "vmi/vm/unfreeze", none(), 500, "QEMU guest agent is not connected"),
