@@ -29,7 +29,7 @@ const PIECE: usize = 1 << 20;
 /// Held by the guest whose files are read.
 static TURN: Semaphore = Semaphore::const_new(1);
 
-/// What a file is to its guest.
+/// The use that a guest makes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The containerDisk of this volume.
@@ -38,7 +38,7 @@ pub(crate) enum Role {
     Initrd,
 }
 
-/// Files from images: what they are to the guest, and their names in the launcher's directory of such files.
+/// Files from images: the use of each, and its name in the launcher's directory of such files.
 pub(crate) type Files = Vec<(Role, String)>;
 
 /// The files from images that a guest is started with.
@@ -59,7 +59,7 @@ pub(crate) fn files(spec: &VirtualMachineInstanceSpec) -> Files {
     files
 }
 
-/// Checksums by what the files are.
+/// Checksums by the use of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Checksums(Vec<(Role, u32)>);
 

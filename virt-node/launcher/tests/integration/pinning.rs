@@ -49,7 +49,7 @@ fn threads(launcher: &Launcher) -> (Vec<String>, BTreeSet<String>) {
     (vcpus, others)
 }
 
-/// What the launcher counts as the CPUs of the host that its guest's vCPUs may run on.
+/// CPUs of the host that the guest's vCPUs may run on, as the launcher counts them.
 fn affinity(launcher: &Launcher) -> u64 {
     let Answer::Stats(stats) = launcher.ask(Request::Stats).unwrap() else { panic!("counters") };
     stats.numbers[AFFINITY]
