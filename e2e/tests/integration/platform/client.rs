@@ -140,8 +140,8 @@ fn forwards() {
     until_read(stdio.0.stdout.take().unwrap(), telling::PAGE);
 }
 
-/// A Service reaches the guest by a label of the VM's template, and rules at the pod's interface on the node, as an enforcer of NetworkPolicies sets them,
-/// hold for it.
+/// A Service reaches the guest by a label of the VM's template, and rules at the pod's interface on the node, as an enforcer of
+/// NetworkPolicies sets them, hold for it.
 fn service() {
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "page"},

@@ -186,8 +186,9 @@ async fn act(
         }
     }
     let desired = status(observed, planned, refused.as_ref());
-    if let Some(event) = event::unresponsive(planned, instance) {
-        context.record(API_VERSION, KIND, meta, &event);
+    let found = [event::unresponsive(planned, instance), event::not_guaranteed(&desired, instance)];
+    for event in found.iter().flatten() {
+        context.record(API_VERSION, KIND, meta, event);
     }
     let unplugged = event::unplugged(volumes);
     let volumes = hotplug::patch(volumes, instance);

@@ -149,6 +149,13 @@ impl Observed<'_> {
         worst
     }
 
+    /// Whether the guest needs CPUs of the node to itself, and its pod runs without being Guaranteed: the kubelet's CPU manager
+    /// gives it none.
+    pub(super) fn lacks_guarantee(&self) -> bool {
+        let lacks = |pod: &Pod| pod.compute_runs() && pod.status.qos_class != "Guaranteed";
+        self.instance.spec.is_dedicated && self.launcher().is_some_and(lacks)
+    }
+
     /// Whether the agent of the instance's node has stopped reporting.
     pub(super) fn node_unresponsive(&self) -> bool {
         self.node.is_some_and(|node| nodes::plan::is_unresponsive(node, self.now))
@@ -209,7 +216,12 @@ fn next_phase(observed: &Observed<'_>, steps: &mut Vec<Step>) -> (Phase, Option<
         "Scheduling" => match launcher {
             None => gone(observed, steps),
             Some(pod) if pod.is_down() => (Phase::Failed, None),
-            Some(pod) if pod.compute_runs() && !pod.metadata.deleting() && is_filled(observed) => {
+            Some(pod)
+                if pod.compute_runs()
+                    && !pod.metadata.deleting()
+                    && is_filled(observed)
+                    && !observed.lacks_guarantee() =>
+            {
                 (Phase::Scheduled, None)
             }
             Some(_) => (Phase::Kept, None),

@@ -2,7 +2,7 @@
 //! launchers); a step that fails is tried again after the key's back-off.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::kubevirt::{InterfaceStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
@@ -12,6 +12,7 @@ use cluster::{Cache, Client, Key, Outcome, Queue, Resource, Scope};
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use super::checksums::{self, Checksums};
 use super::credentials::WantedCredentials;
 use super::disks::Attachments;
 use super::follow::{self, Follower};
@@ -74,6 +75,8 @@ struct Guest {
     attached: Option<Vec<InterfaceStatus>>,
     /// Sizes of claims that its disks were brought to.
     grown: Grown,
+    /// Checksums of its files from images, once they are computed.
+    checksums: Arc<OnceLock<Checksums>>,
 }
 
 impl Controller {
@@ -288,6 +291,7 @@ impl Controller {
                         interfaces: BTreeMap::new(),
                         attached: None,
                         grown: Grown::new(),
+                        checksums: Arc::default(),
                     };
                     guests.insert(instance.uid.clone(), guest);
                 }
@@ -327,11 +331,13 @@ impl Controller {
             return Err(Error::new(Kind::Stale, "another VMI has the name now"));
         }
         let interfaces = interfaces::wanted(&object.spec);
+        let files = checksums::files(&object.spec);
         let (started, network) =
             launch::launch(&self.site, object, pod.clone(), self.attachments(instance), adopt).await?;
         if let Some(guest) = self.guests().get_mut(&instance.uid) {
             (guest.started, guest.network) = (Some(started), Some(network));
             guest.interfaces = interfaces;
+            self.sum_up(key, &pod.uid, files, &guest.checksums);
         }
         if !adopt {
             let about = self.about(key, instance);
@@ -340,6 +346,28 @@ impl Controller {
         }
         // The launcher's own report of the new state brings the key back.
         Ok(())
+    }
+
+    /// Computes the checksums of a guest's files from images; its status is written again then.
+    fn sum_up(&self, key: &Key, pod: &str, files: checksums::Files, sums: &Arc<OnceLock<Checksums>>) {
+        if files.is_empty() {
+            return;
+        }
+        let (kubelet, queue) = (self.site.kubelet.clone(), self.queue.clone());
+        let (key, pod, sums) = (key.clone(), pod.to_owned(), Arc::clone(sums));
+        tokio::spawn(async move {
+            match checksums::compute(&kubelet, &pod, files).await {
+                Ok(computed) => {
+                    if sums.set(computed).is_ok() {
+                        queue.add(key);
+                    }
+                }
+                // Most often the guest has ended.
+                Err(error) => {
+                    tracing::info!(vmi = %key, error = error.chain(), "the status lacks checksums of images");
+                }
+            }
+        });
     }
 
     /// Looks after the network of a guest: once when an earlier agent started it, and whenever its interfaces change.
@@ -398,8 +426,9 @@ impl Controller {
             self.launch(key, instance, Some(pod), true).await?;
         }
         self.publish_events(key, instance);
-        let Some((known, started, attached)) = self.guests().get(&instance.uid).map(|guest| {
-            (guest.follower.known.lock().clone(), guest.started.clone(), guest.attached.clone())
+        let Some((known, started, attached, sums)) = self.guests().get(&instance.uid).map(|guest| {
+            let known = guest.follower.known.lock().clone();
+            (known, guest.started.clone(), guest.attached.clone(), guest.checksums.get().cloned())
         }) else {
             return Ok(false);
         };
@@ -430,6 +459,9 @@ impl Controller {
             }
         }
         virt::live::note_size(&mut after, &instance.spec);
+        if let Some(sums) = sums {
+            sums.note(&mut after);
+        }
         self.write(key, instance, &after).await?;
         if let Some((kind, reason, text)) = status::credentials_event(&before, &after) {
             self.events.publish(&self.about(key, instance), kind, reason, &text);
