@@ -148,6 +148,16 @@ fn a_claim_of_a_legacy_class_gets_a_volume_of_the_driver() {
     let (_, volume) = bound(namespace, "legacy-class");
     assert_eq!(volume["spec"]["csi"]["driver"], DRIVER);
     let name = volume["metadata"]["name"].as_str().unwrap();
+    // Larger than the node's pool: no other node is chosen.
+    let mut vast = claim("legacy-class", 1 << 20);
+    vast["metadata"] = json!({"name": "vast", "annotations": wanted["metadata"]["annotations"]});
+    apply("legacy-vast", &vast, &["-n", namespace]).unwrap();
+    PLACE.until(namespace, "the event names the annotation of the vast claim", || {
+        let events = PLACE.kubectl(&["-n", namespace, "get", "events"]).unwrap();
+        events.contains("the annotation kubevirt.io/provisionOnNode names this node").then_some(())
+    });
+    let kept = get(namespace, "pvc/vast").unwrap();
+    assert_eq!(kept["metadata"]["annotations"]["kubevirt.io/provisionOnNode"], "node1");
     PLACE.kubectl(&["-n", namespace, "delete", "pvc", "--all"]).unwrap();
     PLACE
         .until(namespace, "the volume is deleted", || get("", &format!("pv/{name}")).is_none().then_some(()));
