@@ -166,7 +166,7 @@ fn a_claim_of_a_legacy_class_gets_a_volume_of_the_driver() {
 }
 
 /// The driver, by its socket.
-async fn driver() -> ControllerClient<Channel> {
+pub(crate) async fn driver() -> ControllerClient<Channel> {
     let folder = PLACE.cluster.node_path("/var/lib/kubelet/plugins/csi-hostpath").unwrap();
     let folder = Arc::new(fs::File::open(folder).unwrap());
     let connector = tower::service_fn(move |_| {
