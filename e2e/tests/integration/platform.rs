@@ -26,6 +26,7 @@ pub(crate) mod machines;
 mod manifests;
 mod mutants;
 pub(crate) mod networks;
+mod own_node;
 pub(crate) mod place;
 mod pools;
 mod rotation;
