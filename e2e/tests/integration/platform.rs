@@ -28,7 +28,7 @@ mod mutants;
 pub(crate) mod networks;
 mod own_node;
 pub(crate) mod place;
-mod pools;
+pub(crate) mod pools;
 mod rotation;
 mod scale;
 pub(crate) mod shell;
