@@ -269,7 +269,9 @@ impl Controller {
                 tracing::debug!(claim = %key, %patch, "claim labelled");
                 Outcome::Done
             }
-            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            Err(error) if error.is_not_found() => Outcome::Done,
+            // The object changed in between; its event may have come already.
+            Err(error) if error.is_conflict() => Outcome::Retry,
             Err(error) => {
                 tracing::warn!(claim = %key, error = error.chain(), "cannot label a claim with the node of its volume");
                 Outcome::Retry
@@ -352,7 +354,8 @@ impl Controller {
         let written = self.client.merge_patch::<IgnoredAny>(VOLUMES, key, &patch).await;
         match written {
             Ok(_) => Outcome::Done,
-            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            Err(error) if error.is_not_found() => Outcome::Done,
+            Err(error) if error.is_conflict() => Outcome::Retry,
             Err(error) => {
                 tracing::warn!(volume = %key, error = error.chain(), "cannot label a PersistentVolume with its node");
                 Outcome::Retry

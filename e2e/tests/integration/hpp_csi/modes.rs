@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use e2e::Cluster;
 use e2e::storage::{self, NAMESPACE, Provisioner};
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::hpp_csi::space::{Space, Volume, api, block_file, in_pool, until};
 use crate::hpp_csi::{CLASS, CLUSTER, alone, provisioner};
@@ -37,13 +39,36 @@ async fn work(kubeconfig: PathBuf, socket: PathBuf) {
         namespace: NAMESPACE.to_owned(),
         daemon_set: "hostpath-provisioner-csi".to_owned(),
     };
-    let events = cluster::Events::start(&operator, "ferrovirt-operator", "test");
-    let (_stopper, stop) = cluster::stop::pair();
-    tokio::join!(
-        operator::volumes::snapshots::run(operator.clone(), events.clone(), stop),
-        operator::volumes::control::run(operator, events, std::future::pending()),
-        virt_agent::storage::run(agent, settings, std::future::pending()),
-    );
+    tokio::join!(operate(operator), virt_agent::storage::run(agent, settings, std::future::pending()));
+}
+
+/// The address through which the operator reaches the API server; `None`: directly.
+pub(crate) static THROUGH: LazyLock<watch::Sender<Option<String>>> = LazyLock::new(|| watch::channel(None).0);
+
+/// The operator's part, which begins again when it is to reach the API server in another way.
+async fn operate(direct: cluster::Client) {
+    let mut through = THROUGH.subscribe();
+    loop {
+        let address = through.borrow_and_update().clone();
+        let client = match address {
+            Some(address) => {
+                cluster::Client::new(&cluster::Config::new(address.as_str()), "operator").unwrap()
+            }
+            None => direct.clone(),
+        };
+        let events = cluster::Events::start(&client, "ferrovirt-operator", "test");
+        let (_stopper, stop) = cluster::stop::pair();
+        let work = async {
+            tokio::join!(
+                operator::volumes::snapshots::run(client.clone(), events.clone(), stop),
+                operator::volumes::control::run(client.clone(), events.clone(), std::future::pending()),
+            )
+        };
+        tokio::select! {
+            _ = work => {}
+            _ = through.changed() => {}
+        }
+    }
 }
 
 /// Removes what differs between two objects of the same kind made in the same way.
