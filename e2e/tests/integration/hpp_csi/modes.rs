@@ -199,9 +199,9 @@ fn modified(space: &Space, claim: &str) -> [Value; 3] {
 }
 
 /// A class of the driver with the binding mode Immediate.
-const AT_ONCE: &str = "modes-at-once";
+pub(crate) const AT_ONCE: &str = "modes-at-once";
 
-fn class_at_once() {
+pub(crate) fn class_at_once() {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": AT_ONCE},
         "provisioner": storage::DRIVER, "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
