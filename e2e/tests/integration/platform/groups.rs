@@ -87,7 +87,7 @@ fn bind_given(namespace: &str, content: &Value, handles: &[String]) {
     PLACE.kubectl(&["delete", "volumegroupsnapshotcontent", "given", "--timeout=60s"]).unwrap();
 }
 
-/// A volume as an agent leaves it that ends while the driver makes it, and whose claim goes then.
+/// A volume that an agent leaves when it ends while the driver makes the volume and the claim goes.
 const STRAY: &str = "pvc-6f1d8c53-8a0e-4c0f-9d57-0a4ee0b1c9aa";
 
 fn make_stray() {

@@ -1,4 +1,4 @@
-//! What the API server refuses to the agent's own token: every write of an object of volumes that is another node's, by each
+//! Writes that the API server refuses to the agent's own token: of objects of volumes that are another node's, by each
 //! policy. Not here: the agent's work ([`super::hostpath`]); its writes of nodes, instances, pods and events, which the
 //! operator's tests of policies try.
 

@@ -185,7 +185,7 @@ pub(crate) async fn driver() -> ControllerClient<Channel> {
     ControllerClient::new(channel.unwrap())
 }
 
-/// A client as a backup program makes it, by the driver's SnapshotMetadataService, whose host is at this address.
+/// A client as a backup program makes it, by the driver's SnapshotMetadataService; its host is at this address.
 async fn backup(service: &Value, address: &str) -> SnapshotMetadataClient<Channel> {
     use base64::Engine;
     let authorities = service["spec"]["caCert"].as_str().unwrap();

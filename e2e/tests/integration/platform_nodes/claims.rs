@@ -1,6 +1,6 @@
 //! Claims of two nodes, made and deleted while operator, agents and drivers are killed and the work changes between agents
 //! and stock sidecars: each claim is bound once, and the pools of both nodes hold the volumes that the API server has. Snapshots
-//! come and go meanwhile, claims go while their volumes are made, and the scheduler avoids a node without room.
+//! come and go as well, claims go while their volumes are made, and the scheduler avoids a node without room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -134,7 +134,7 @@ fn room(node: &str) -> Option<u64> {
     api::quantity::bytes(found["capacity"].as_str()?).ok()
 }
 
-/// A class whose volumes are on one node.
+/// A class of volumes on one node.
 fn class(name: &str, binding: &str, node: &str) {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
@@ -146,8 +146,8 @@ fn class(name: &str, binding: &str, node: &str) {
     PLACE.create(CLASSES, "", &class);
 }
 
-/// A pod of one node is not scheduled with a claim whose class allows the other one only. Kubernetes' own case of this needs two
-/// nodes, which its suite does not have here.
+/// A pod of one node is not scheduled with a claim of a class that allows the other one only. Kubernetes' own case of this
+/// needs two nodes, which its suite does not have here.
 fn conflicting_topologies_are_refused() {
     let name = "conflicts";
     class(name, "WaitForFirstConsumer", "node1");
