@@ -2,19 +2,23 @@
 //! policy. Not here: the agent's work ([`super::hostpath`]); its writes of nodes, instances, pods and events, which the
 //! operator's tests of policies try.
 
+use cluster::credentials::Credentials;
+use cluster::{Client, Config, Key, Resource};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::platform::hostpath::{DRIVER, PLATFORM, apply, claim};
-use crate::platform::place::{PLACE, PODS};
+use crate::platform::place::{CLAIMS, CONTENTS, PLACE, PODS};
 
-const GROUP_CONTENT: &str = "volumegroupsnapshotcontent";
-const CONTENT: &str = "volumesnapshotcontent";
-/// A change of any object.
-const NOTE: &str = r#"{"metadata": {"annotations": {"note": "mine"}}}"#;
+const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
+const GROUP_CONTENTS: Resource =
+    Resource::cluster("groupsnapshot.storage.k8s.io", "v1beta2", "volumegroupsnapshotcontents");
 const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 
 /// The token of the node's agent.
 struct Agent {
+    client: Client,
     server: String,
     token: String,
     namespace: String,
@@ -27,9 +31,12 @@ impl Agent {
         let agent = pods.iter().map(name).find(|name| name.starts_with("virt-handler-")).unwrap();
         let bound = ["--bound-object-kind=Pod", "--bound-object-name", &agent];
         let token = [&["-n", PLATFORM, "create", "token", "kubevirt-handler"][..], &bound].concat();
-        let server = ["config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}"];
-        let read = |words: &[&str]| PLACE.kubectl(words).unwrap().trim().to_owned();
-        Self { server: read(&server), token: read(&token), namespace: namespace.to_owned() }
+        let token = PLACE.kubectl(&token).unwrap().trim().to_owned();
+        let mut config = Config::load(Some(&PLACE.cluster.kubeconfig()), None).unwrap();
+        config.identity = None;
+        config.credentials = Credentials::token(&token).unwrap();
+        let client = Client::new(&config, "e2e").unwrap();
+        Self { client, server: config.server, token, namespace: namespace.to_owned() }
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<(), String> {
@@ -46,22 +53,34 @@ impl Agent {
         PLACE.kubectl(&[&own, arguments].concat()).map(drop)
     }
 
-    fn patch(&self, kind: &str, name: &str, patch: &str) -> Result<(), String> {
-        self.kubectl(&["patch", kind, name, "--type=merge", "-p", patch])
+    /// Changes an object, or its part, which kubectl would read first.
+    fn patch(&self, resource: Resource, name: &str, patch: &Value) -> Result<(), String> {
+        let namespace = match resource {
+            CAPACITIES => PLATFORM,
+            _ if resource.namespaced => self.namespace.as_str(),
+            _ => "",
+        };
+        let key = Key::new(namespace, name);
+        let written = PLACE.cluster.run(self.client.merge_patch::<IgnoredAny>(resource, &key, patch));
+        written.map(drop).map_err(|error| error.chain())
     }
 
-    fn patch_status(&self, kind: &str, name: &str, patch: &Value) -> Result<(), String> {
-        let patch = json!({"status": patch}).to_string();
-        self.kubectl(&["patch", kind, name, "--subresource=status", "--type=merge", "-p", &patch])
-    }
-
-    /// Makes an object, or writes it again.
-    fn write(&self, verb: &[&str], object: &Value) -> Result<(), String> {
+    /// Asks whether an object would be made.
+    fn make(&self, object: &Value) -> Result<(), String> {
         let file = PLACE.cluster.place().path("by-the-agent.json");
         std::fs::write(&file, object.to_string()).unwrap();
         let file = file.display().to_string();
-        self.kubectl(&[verb, &["--validate=false", "-f", &file]].concat())
+        let create = ["create", "--dry-run=server", "--validate=false", "-f", &file];
+        match object["metadata"]["namespace"].as_str() {
+            Some(namespace) => self.kubectl(&[&["-n", namespace], &create[..]].concat()),
+            None => self.kubectl(&create),
+        }
     }
+}
+
+/// A change of any object.
+fn note() -> Value {
+    json!({"metadata": {"annotations": {"note": "mine"}}})
 }
 
 #[track_caller]
@@ -73,10 +92,10 @@ fn refused(written: Result<(), String>, why: &str) {
 /// The agent's own token writes a claim and a volume of its node, and no object that is labelled with another node.
 pub(super) fn is_all_that_an_agent_writes(namespace: &str, claim: &str, volume: &str) {
     let agent = Agent::of(namespace);
-    for (kind, name) in [("pvc", claim), ("pv", volume)] {
-        agent.patch(kind, name, NOTE).unwrap();
+    for (kind, name) in [(CLAIMS, claim), (VOLUMES, volume)] {
+        agent.patch(kind, name, &note()).unwrap();
     }
-    assert!(agent.patch("pvc", claim, r#"{"spec": {"volumeMode": "Block"}}"#).is_err());
+    assert!(agent.patch(CLAIMS, claim, &json!({"spec": {"volumeMode": "Block"}})).is_err());
     claims(&agent);
     volumes(&agent);
     contents(&agent);
@@ -89,9 +108,9 @@ fn claims(agent: &Agent) {
     foreign["metadata"] = json!({"name": "elsewhere", "labels": {"ferrovirt.io/node": "elsewhere"}});
     apply("claim-elsewhere", &foreign, &["-n", &agent.namespace]).unwrap();
     let why = "may change claims of its own node only";
-    refused(agent.patch("pvc", "elsewhere", NOTE), why);
-    let condition = json!({"conditions": [{"type": "note", "status": "True"}]});
-    refused(agent.patch_status("pvc", "elsewhere", &condition), why);
+    refused(agent.patch(CLAIMS, "elsewhere", &note()), why);
+    let condition = json!({"status": {"conditions": [{"type": "note", "status": "True"}]}});
+    refused(agent.patch(CLAIMS.sub("status"), "elsewhere", &condition), why);
     PLACE.kubectl(&["-n", &agent.namespace, "delete", "pvc", "elsewhere"]).unwrap();
 }
 
@@ -114,17 +133,16 @@ fn volume(name: &str, node: &str) -> Value {
 fn volumes(agent: &Agent) {
     apply("volume-elsewhere", &volume("elsewhere", "elsewhere"), &[]).unwrap();
     let why = "may make, change and delete PersistentVolumes of its own node only";
-    refused(agent.patch("pv", "elsewhere", NOTE), why);
+    refused(agent.patch(VOLUMES, "elsewhere", &note()), why);
     refused(agent.kubectl(&["delete", "pv", "elsewhere", "--wait=false"]), why);
-    let create = &["create", "--dry-run=server"];
-    refused(agent.write(create, &volume("made-elsewhere", "elsewhere")), why);
+    refused(agent.make(&volume("made-elsewhere", "elsewhere")), why);
     let mut unlabelled = volume("made-elsewhere", "node1");
     unlabelled["metadata"]["labels"] = json!({});
-    refused(agent.write(create, &unlabelled), why);
+    refused(agent.make(&unlabelled), why);
     let mut other = volume("made-here", "node1");
     other["spec"]["csi"]["driver"] = json!("other.example.com");
-    refused(agent.write(create, &other), "may write PersistentVolumes of the hostpath driver only");
-    agent.write(create, &volume("made-here", "node1")).unwrap();
+    refused(agent.make(&other), "may write PersistentVolumes of the hostpath driver only");
+    agent.make(&volume("made-here", "node1")).unwrap();
     PLACE.kubectl(&["delete", "pv", "elsewhere"]).unwrap();
 }
 
@@ -153,14 +171,16 @@ fn contents(agent: &Agent) {
     apply("group-elsewhere", &of_group, &[]).unwrap();
     let single = content(agent, "elsewhere", &labels, &json!({"volumeHandle": "elsewhere"}));
     apply("content-elsewhere", &single, &[]).unwrap();
-    let take = json!({"metadata": {"labels": {MANAGED_BY: "node1"}}}).to_string();
-    for (kind, name) in [(CONTENT, "VolumeSnapshotContents"), (GROUP_CONTENT, "VolumeGroupSnapshotContents")]
+    let take = json!({"metadata": {"labels": {MANAGED_BY: "node1"}}});
+    let status = json!({"status": {"readyToUse": false}});
+    for (resource, kind) in
+        [(CONTENTS, "VolumeSnapshotContents"), (GROUP_CONTENTS, "VolumeGroupSnapshotContents")]
     {
-        let why = format!("may change {name} of its own node only");
-        refused(agent.patch(kind, "elsewhere", NOTE), &why);
-        refused(agent.patch(kind, "elsewhere", &take), &why);
-        refused(agent.patch_status(kind, "elsewhere", &json!({"readyToUse": false})), &why);
-        PLACE.kubectl(&["delete", kind, "elsewhere"]).unwrap();
+        let why = format!("may change {kind} of its own node only");
+        refused(agent.patch(resource, "elsewhere", &note()), &why);
+        refused(agent.patch(resource, "elsewhere", &take), &why);
+        refused(agent.patch(resource.sub("status"), "elsewhere", &status), &why);
+        PLACE.kubectl(&["delete", resource.plural, "elsewhere"]).unwrap();
     }
 }
 
@@ -172,48 +192,46 @@ fn taken_contents(agent: &Agent) {
         if let Some(policy) = policy {
             patch["spec"] = json!({"deletionPolicy": policy});
         }
-        patch.to_string()
+        patch
     };
     // Its volume is nowhere: the operator waits.
     let unasked = content(agent, "unasked", &json!({}), &json!({"volumeHandle": "nowhere"}));
     apply("content-unasked", &unasked, &[]).unwrap();
-    refused(agent.patch(CONTENT, "unasked", &take(None, "node1")), why);
+    refused(agent.patch(CONTENTS, "unasked", &take(None, "node1")), why);
     let given = content(agent, "given", &json!({}), &json!({"snapshotHandle": "nowhere"}));
     apply("content-given", &given, &[]).unwrap();
     PLACE.until(&agent.namespace, "the operator asks for the snapshot", || {
-        let content = PLACE.kubectl(&["get", CONTENT, "given", "-o", "json"]).ok()?;
+        let content = PLACE.kubectl(&["get", CONTENTS.plural, "given", "-o", "json"]).ok()?;
         content.contains("ferrovirt.io/unassigned").then_some(())
     });
-    refused(agent.patch(CONTENT, "given", &take(None, "elsewhere")), why);
-    refused(agent.patch(CONTENT, "given", &take(Some("Delete"), "node1")), why);
-    refused(agent.patch(CONTENT, "given", NOTE), why);
-    let taken = take(None, "node1");
-    agent.kubectl(&["patch", CONTENT, "given", "--dry-run=server", "--type=merge", "-p", &taken]).unwrap();
-    PLACE.kubectl(&["delete", CONTENT, "unasked", "given"]).unwrap();
+    refused(agent.patch(CONTENTS, "given", &take(None, "elsewhere")), why);
+    refused(agent.patch(CONTENTS, "given", &take(Some("Delete"), "node1")), why);
+    refused(agent.patch(CONTENTS, "given", &note()), why);
+    let taken = take(None, "node1").to_string();
+    let patch = ["patch", CONTENTS.plural, "given", "--dry-run=server", "--type=merge", "-p", &taken];
+    agent.kubectl(&patch).unwrap();
+    PLACE.kubectl(&["delete", CONTENTS.plural, "unasked", "given"]).unwrap();
 }
 
 fn capacities(agent: &Agent) {
-    let capacity = |name: &str, node: &str, size: &str| {
+    let manager =
+        |node: &str| json!({"csi.storage.k8s.io/managed-by": format!("external-provisioner-{node}")});
+    let capacity = |name: &str, node: &str| {
         json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
-            "metadata": {
-                "name": name, "namespace": PLATFORM,
-                "labels": {"csi.storage.k8s.io/managed-by": format!("external-provisioner-{node}")},
-            },
-            "storageClassName": "elsewhere", "capacity": size,
+            "metadata": {"name": name, "namespace": PLATFORM, "labels": manager(node)},
+            "storageClassName": "elsewhere", "capacity": "1Gi",
             "nodeTopology": {"matchLabels": {"topology.hostpath.csi/node": node}},
         })
     };
-    let of_platform = &["-n", PLATFORM];
-    apply("capacity-elsewhere", &capacity("elsewhere", "elsewhere", "1Gi"), of_platform).unwrap();
+    apply("capacity-elsewhere", &capacity("elsewhere", "elsewhere"), &["-n", PLATFORM]).unwrap();
     let why = "may write CSIStorageCapacities of its own node only";
-    let create = &["-n", PLATFORM, "create", "--dry-run=server"];
-    refused(agent.write(create, &capacity("made-elsewhere", "elsewhere", "1Gi")), why);
-    agent.write(create, &capacity("made-here", "node1", "1Gi")).unwrap();
-    let change = &["-n", PLATFORM, "apply", "--server-side", "--force-conflicts"];
-    refused(agent.write(change, &capacity("elsewhere", "elsewhere", "2Gi")), why);
+    refused(agent.make(&capacity("made-elsewhere", "elsewhere")), why);
+    agent.make(&capacity("made-here", "node1")).unwrap();
+    refused(agent.patch(CAPACITIES, "elsewhere", &json!({"capacity": "2Gi"})), why);
     // Its label would be the agent's: the object as it was is another node's.
-    refused(agent.write(change, &capacity("elsewhere", "node1", "1Gi")), why);
+    let taken = json!({"metadata": {"labels": manager("node1")}});
+    refused(agent.patch(CAPACITIES, "elsewhere", &taken), why);
     let delete = ["-n", PLATFORM, "delete", "csistoragecapacity", "elsewhere"];
     refused(agent.kubectl(&[&delete[..], &["--wait=false"]].concat()), why);
     PLACE.kubectl(&delete).unwrap();
