@@ -21,6 +21,7 @@ mod snapshots;
 mod sources;
 mod space;
 mod suite;
+mod undistributed;
 
 use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

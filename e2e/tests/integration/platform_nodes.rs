@@ -14,6 +14,7 @@ mod install;
 mod join;
 pub(crate) mod kills;
 mod leaders;
+mod metadata;
 pub(crate) mod nodes;
 mod pools;
 mod ptp;

@@ -273,6 +273,11 @@ fn pods(settings: &Settings, driver: &Driver) -> Value {
     set
 }
 
+/// The user of the driver's pods: what its sidecars may do.
+pub fn user(settings: &Settings) -> String {
+    settings.user(accounts::HOSTPATH)
+}
+
 /// The pools that a DaemonSet of the driver serves.
 pub fn served(set: &Value) -> Vec<Pool> {
     let text = set["metadata"]["annotations"][POOLS].as_str().unwrap_or("[]");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::cache::Index;
-use cluster::{Cache, Client, Events, Key, Outcome, Queue, Scope};
+use cluster::{Cache, Client, Events, Key, Outcome, Queue, Resource, Scope};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -17,6 +17,7 @@ use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, Content, DAEMON_SETS, DaemonSet,
     MANAGED_BY, NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, Snapshot, UNASSIGNED, VOLUMES, Volume,
 };
+use super::snapshots::GROUP_CONTENTS;
 use super::sources::Source;
 
 /// Writes at once.
@@ -33,6 +34,7 @@ enum Work {
     Volume(Key),
     Source(Source),
     Content(Key),
+    Group(Key),
 }
 
 /// Caches, and the API server.
@@ -44,6 +46,8 @@ pub(super) struct Controller {
     pub(super) by_source: Index,
     pub(super) snapshots: Cache<Snapshot>,
     contents: Cache<Content>,
+    /// VolumeGroupSnapshotContents; empty while the cluster has none.
+    groups: Cache<Content>,
     volumes: Cache<Volume>,
     /// The driver's PVs, by their CSI handles.
     by_handle: Index,
@@ -107,6 +111,10 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
     let contents = Cache::<Content>::builder()
         .on_change(move |change| feed.add(Work::Content(change.key.clone())))
         .start::<Value>(&client, CONTENTS, &all);
+    let feed = queue.clone();
+    let groups = Cache::<Content>::builder()
+        .on_change(move |change| feed.add(Work::Group(change.key.clone())))
+        .start::<Value>(&client, GROUP_CONTENTS, &all);
     let feed = queue.clone();
     let mut volumes = Cache::<Volume>::builder();
     let by_node = volumes.index(|_, volume| volume.served_by().into_iter().cloned().collect());
@@ -173,6 +181,7 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
         by_source,
         snapshots,
         contents,
+        groups,
         volumes,
         by_handle,
         nodes,
@@ -189,7 +198,8 @@ pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>)
             match work {
                 Work::Claim(key) => controller.claim(&key).await,
                 Work::Volume(key) => controller.volume(&key).await,
-                Work::Content(key) => controller.content(&key).await,
+                Work::Content(key) => controller.content(CONTENTS, &controller.contents, &key).await,
+                Work::Group(key) => controller.content(GROUP_CONTENTS, &controller.groups, &key).await,
                 Work::Source(source) => {
                     let guarded = controller.guard(&source, false).await;
                     Outcome::of(guarded.map(|()| Outcome::Done), "source of volumes", &source.entry())
@@ -259,7 +269,9 @@ impl Controller {
                 tracing::debug!(claim = %key, %patch, "claim labelled");
                 Outcome::Done
             }
-            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            Err(error) if error.is_not_found() => Outcome::Done,
+            // The object changed in between; its event may have come already.
+            Err(error) if error.is_conflict() => Outcome::Retry,
             Err(error) => {
                 tracing::warn!(claim = %key, error = error.chain(), "cannot label a claim with the node of its volume");
                 Outcome::Retry
@@ -278,8 +290,9 @@ impl Controller {
         self.contents.get(&Key::cluster(snapshot.content.as_deref()?))
     }
 
-    async fn content(&self, key: &Key) -> Outcome {
-        let Some(content) = self.contents.get(key) else { return Outcome::Done };
+    /// Labels a content of a snapshot or of a group.
+    async fn content(&self, kind: Resource, all: &Cache<Content>, key: &Key) -> Outcome {
+        let Some(content) = all.get(key) else { return Outcome::Done };
         let volumes = content.volume.as_deref().map(|handle| self.volumes.by(self.by_handle, handle));
         let volume = volumes.as_ref().and_then(|found| found.first());
         let labels = match plan::for_content(&content, volume.map(|(_, volume)| volume.as_ref())) {
@@ -289,8 +302,8 @@ impl Controller {
             ForContent::Node(node) => json!({MANAGED_BY: node}),
         };
         let patch = json!({"metadata": {"uid": content.uid, "labels": labels}});
-        let written = self.client.merge_patch::<IgnoredAny>(CONTENTS, key, &patch).await;
-        Outcome::of(written.map(|_| Outcome::Done), "VolumeSnapshotContent", key)
+        let written = self.client.merge_patch::<IgnoredAny>(kind, key, &patch).await;
+        Outcome::of(written.map(|_| Outcome::Done), kind.plural, key)
     }
 
     /// Why the volume of a claim cannot be reached, or made.
@@ -341,7 +354,8 @@ impl Controller {
         let written = self.client.merge_patch::<IgnoredAny>(VOLUMES, key, &patch).await;
         match written {
             Ok(_) => Outcome::Done,
-            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            Err(error) if error.is_not_found() => Outcome::Done,
+            Err(error) if error.is_conflict() => Outcome::Retry,
             Err(error) => {
                 tracing::warn!(volume = %key, error = error.chain(), "cannot label a PersistentVolume with its node");
                 Outcome::Retry

@@ -157,7 +157,7 @@ pub fn for_volume(volume: &Volume, nodes: &[&str]) -> ForVolume {
     }
 }
 
-/// The change of a VolumeSnapshotContent.
+/// The change of a VolumeSnapshotContent or VolumeGroupSnapshotContent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForContent {
     /// Nothing.

@@ -154,14 +154,14 @@ impl From<&Value> for Snapshot {
     }
 }
 
-/// A VolumeSnapshotContent.
+/// A VolumeSnapshotContent or VolumeGroupSnapshotContent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
     /// Its uid.
     pub uid: String,
     /// Whether it is the driver's and was not taken here, so that its node is not known.
     pub given: bool,
-    /// The CSI handle of the driver's volume of which its snapshot is taken.
+    /// The CSI handle of the driver's volume of which its snapshot is taken; of a group the first, as all are on one node.
     pub volume: Option<String>,
     /// The node that has its snapshot.
     pub node: Option<String>,
@@ -175,7 +175,9 @@ impl From<&Value> for Content {
         Self {
             uid: text(object, "/metadata/uid").unwrap_or_default(),
             given: ours && text(object, "/spec/source/snapshotHandle").is_some(),
-            volume: text(object, "/spec/source/volumeHandle").filter(|_| ours),
+            volume: text(object, "/spec/source/volumeHandle")
+                .or_else(|| text(object, "/spec/source/volumeHandles/0"))
+                .filter(|_| ours),
             node: entry(object, "/metadata/labels", MANAGED_BY),
             unassigned: entry(object, "/metadata/labels", UNASSIGNED).is_some(),
         }
@@ -427,6 +429,11 @@ mod tests {
         assert_eq!(content(DRIVER, &taken).volume.as_deref(), Some("pvc-1"));
         assert_eq!(content("other", &taken), Content::default());
         assert_eq!(content(DRIVER, &json!({"snapshotHandle": "s"})).volume, None);
+        let group = json!({"volumeHandles": ["pvc-1", "pvc-2"]});
+        assert_eq!(content(DRIVER, &group).volume.as_deref(), Some("pvc-1"));
+        assert_eq!(content("other", &group), Content::default());
+        let elsewhere = content(DRIVER, &json!({"groupSnapshotHandles": {"volumeGroupSnapshotHandle": "g"}}));
+        assert_eq!(elsewhere, Content::default(), "its node is given with it");
         let volume = json!({"spec": {"csi": {"driver": DRIVER, "volumeHandle": "pvc-1"}}});
         assert_eq!(Volume::from(&volume).handle, "pvc-1");
     }

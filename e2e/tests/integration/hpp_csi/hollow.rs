@@ -1,7 +1,8 @@
 //! Ten hollow nodes: an agent's storage and a driver each, without a machine, kubelet or Node object. Each agent reaches
 //! the API server through a proxy, which counts its calls, keeps what it receives and injects faults. The API server is
 //! away for a while; after that every watch has expired, and writes conflict. All claims are served, no agent calls more
-//! often than its back-off allows, and none receives an object of another node.
+//! often than its back-off allows, and none receives an object of another node. The operator, which labels the claims, is
+//! behind such a proxy, too.
 //!
 //! Not here: the scheduler's choice of a node, which the claims have from the start.
 
@@ -18,6 +19,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 
 use crate::hpp_csi::faulty::{Fault, Faulty};
+use crate::hpp_csi::modes::THROUGH;
 use crate::hpp_csi::space::{Space, until};
 use crate::hpp_csi::{CLUSTER, alone, provisioner};
 use crate::platform_nodes::kills;
@@ -120,6 +122,43 @@ impl Hollow {
     /// Requests of its agent so far.
     fn calls(&self) -> usize {
         self.proxy.asked.lock().unwrap().len()
+    }
+}
+
+/// The operator behind a proxy, as long as this lives.
+struct Operator {
+    proxy: Faulty,
+}
+
+impl Operator {
+    fn start(config: &Config, runtime: &Runtime) -> Self {
+        let proxy = runtime.block_on(Faulty::start(config));
+        THROUGH.send_replace(Some(proxy.address.clone()));
+        let operator = Self { proxy };
+        until("the operator is behind its proxy", || (operator.calls() > 0).then_some(()));
+        operator
+    }
+
+    /// Its watches expire, and it writes claims through conflicts.
+    fn plan(&self) {
+        for _ in 0..COLLECTIONS {
+            self.proxy.plan("watch=true", EXPIRED);
+            self.proxy.plan("watch=true", EXPIRED_LATER);
+        }
+        for _ in 0..NODES / 2 {
+            self.proxy.plan(WRITE_CLAIM, CONFLICT);
+        }
+    }
+
+    /// Its requests so far.
+    fn calls(&self) -> usize {
+        self.proxy.asked.lock().unwrap().len()
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        THROUGH.send_replace(None);
     }
 }
 
@@ -240,6 +279,7 @@ fn agents_of_ten_nodes_converge_after_the_api_server_was_away() {
     let config = Config::load(Some(&CLUSTER.kubeconfig()), None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let nodes: Vec<Hollow> = (0..NODES).map(|number| Hollow::start(number, &config, &runtime)).collect();
+    let operator = Operator::start(&config, &runtime);
     let calls = || -> Vec<usize> { nodes.iter().map(Hollow::calls).collect() };
     let since = |before: &[usize]| -> Vec<usize> {
         calls().iter().zip(before).map(|(now, before)| now - before).collect()
@@ -261,6 +301,8 @@ fn agents_of_ten_nodes_converge_after_the_api_server_was_away() {
         }
         node.proxy.plan(CREATE_VOLUME, CONFLICT);
     }
+    operator.plan();
+    let asked = operator.calls();
     let (begun, before) = (Instant::now(), calls());
     kills::continue_api_server(&CLUSTER, server);
     let ready = begun.elapsed();
@@ -273,6 +315,8 @@ fn agents_of_ten_nodes_converge_after_the_api_server_was_away() {
         3 * third,
         since(&before)
     );
+    println!("calls of the operator meanwhile: {}", operator.calls() - asked);
+    until("each fault of the operator is met", || (operator.proxy.left() == 0).then_some(()));
     let most = COLLECTIONS * attempts(WATCHES, away)
         + u32::try_from(each).unwrap() * CALLS * attempts(WORK, away)
         + attempts([ROOM, ROOM], away);
@@ -303,6 +347,7 @@ fn agents_of_ten_nodes_converge_after_the_api_server_was_away() {
     let expired: Vec<usize> = nodes.iter().map(expired).collect();
     println!("watches of each agent that expired at the API server itself: {expired:?}");
     received_its_own_only(&nodes);
+    drop(operator);
     drop(runtime);
     remove_capacities();
 }

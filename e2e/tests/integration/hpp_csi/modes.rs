@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use e2e::Cluster;
 use e2e::storage::{self, NAMESPACE, Provisioner};
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::hpp_csi::space::{Space, Volume, api, block_file, in_pool, until};
 use crate::hpp_csi::{CLASS, CLUSTER, alone, provisioner};
@@ -37,13 +39,36 @@ async fn work(kubeconfig: PathBuf, socket: PathBuf) {
         namespace: NAMESPACE.to_owned(),
         daemon_set: "hostpath-provisioner-csi".to_owned(),
     };
-    let events = cluster::Events::start(&operator, "ferrovirt-operator", "test");
-    let (_stopper, stop) = cluster::stop::pair();
-    tokio::join!(
-        operator::volumes::snapshots::run(operator.clone(), events.clone(), stop),
-        operator::volumes::control::run(operator, events, std::future::pending()),
-        virt_agent::storage::run(agent, settings, std::future::pending()),
-    );
+    tokio::join!(operate(operator), virt_agent::storage::run(agent, settings, std::future::pending()));
+}
+
+/// The address through which the operator reaches the API server; `None`: directly.
+pub(crate) static THROUGH: LazyLock<watch::Sender<Option<String>>> = LazyLock::new(|| watch::channel(None).0);
+
+/// The operator's part, which begins again when it is to reach the API server in another way.
+async fn operate(direct: cluster::Client) {
+    let mut through = THROUGH.subscribe();
+    loop {
+        let address = through.borrow_and_update().clone();
+        let client = match address {
+            Some(address) => {
+                cluster::Client::new(&cluster::Config::new(address.as_str()), "operator").unwrap()
+            }
+            None => direct.clone(),
+        };
+        let events = cluster::Events::start(&client, "ferrovirt-operator", "test");
+        let (_stopper, stop) = cluster::stop::pair();
+        let work = async {
+            tokio::join!(
+                operator::volumes::snapshots::run(client.clone(), events.clone(), stop),
+                operator::volumes::control::run(client.clone(), events.clone(), std::future::pending()),
+            )
+        };
+        tokio::select! {
+            _ = work => {}
+            _ = through.changed() => {}
+        }
+    }
 }
 
 /// Removes what differs between two objects of the same kind made in the same way.
@@ -62,7 +87,7 @@ fn normal(mut object: Value) -> Value {
         &["metadata", "creationTimestamp"],
         &["metadata", "managedFields"],
         // The one addition of ours.
-        &["metadata", "labels"],
+        &["metadata", "labels", "ferrovirt.io/node"],
         &["spec", "claimRef", "name"],
         &["spec", "claimRef", "uid"],
         &["spec", "claimRef", "resourceVersion"],
@@ -71,6 +96,8 @@ fn normal(mut object: Value) -> Value {
         &["spec", "csi", "volumeAttributes", "csi.storage.k8s.io/pv/name"],
         &["spec", "csi", "volumeAttributes", "storage.kubernetes.io/csiProvisionerIdentity"],
         &["spec", "volumeName"],
+        &["spec", "dataSource", "name"],
+        &["spec", "dataSourceRef", "name"],
         &["status", "lastPhaseTransitionTime"],
         // Of a VolumeSnapshotContent.
         &["metadata", "generation"],
@@ -84,23 +111,33 @@ fn normal(mut object: Value) -> Value {
         &["metadata", "namespace"],
         &["spec", "source", "persistentVolumeClaimName"],
         &["status", "boundVolumeSnapshotContentName"],
+        // Of a CSIStorageCapacity.
+        &["metadata", "generateName"],
+        &["storageClassName"],
     ] {
         remove(&mut object, path);
+    }
+    if object["metadata"]["labels"].as_object().is_some_and(serde_json::Map::is_empty) {
+        remove(&mut object, &["metadata", "labels"]);
     }
     object
 }
 
-/// Waits until an object has an event of each of these reasons.
-fn reported(space: &Space, name: &str, reasons: &[&str]) {
+/// Waits until an object has an event of each of these reasons; gives their texts without the claim's name and uid.
+fn reported(space: &Space, name: &str, reasons: &[&str]) -> BTreeSet<String> {
     for reason in reasons {
         until(&format!("event {reason}"), || {
             space.events(name).iter().any(|event| event.starts_with(&format!("{reason}: "))).then_some(())
         });
     }
+    let is_asked = |event: &&String| reasons.iter().any(|reason| event.starts_with(&format!("{reason}: ")));
+    let uid = space.uid(name);
+    let events = space.events(name);
+    events.iter().filter(is_asked).map(|event| event.replace(&uid, "UID").replace(name, "NAME")).collect()
 }
 
-/// A claim with its pod, bound and then grown: the claim, its PV, and the reasons of its events.
-fn grown(space: &Space, claim: &str) -> [Value; 2] {
+/// A claim with its pod, bound and then grown: the claim, its PV, and the texts of its events.
+fn grown(space: &Space, claim: &str) -> ([Value; 2], BTreeSet<String>) {
     space.claim(claim, 200, &json!({}));
     space.pod(claim, &format!("echo {claim} >/{claim}/file"), &[Volume::Files(claim)]);
     space.running(claim);
@@ -117,12 +154,54 @@ fn grown(space: &Space, claim: &str) -> [Value; 2] {
         done.then_some(())
     });
     let reasons = ["Provisioning", "ProvisioningSucceeded", "Resizing", "VolumeResizeSuccessful"];
-    reported(space, claim, &reasons);
-    [space.get("PersistentVolumeClaim", claim).unwrap(), space.bound(claim)]
+    let texts = reported(space, claim, &reasons);
+    ([space.get("PersistentVolumeClaim", claim).unwrap(), space.bound(claim)], texts)
 }
 
-/// A snapshot of a claim, and its content, once it is ready; both are at rest, and the claim is let go.
-fn snapshot(space: &Space, claim: &str) -> [Value; 2] {
+/// A volume that is restored from a claim's snapshot, and a clone of the claim: their claims, their PVs, and the texts of
+/// their events. What protects the sources goes.
+fn copied(space: &Space, claim: &str) -> (Vec<Value>, Vec<BTreeSet<String>>) {
+    let (mut objects, mut texts) = (Vec::new(), Vec::new());
+    for (what, source) in [
+        ("restored", json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": claim})),
+        ("clone", json!({"kind": "PersistentVolumeClaim", "name": claim})),
+    ] {
+        let name = format!("{what}-{claim}");
+        space.claim(&name, 300, &json!({"storageClassName": AT_ONCE, "dataSource": source}));
+        let volume = space.bound(&name);
+        texts.push(reported(space, &name, &["Provisioning", "ProvisioningSucceeded"]));
+        objects.extend([normal(space.get("PersistentVolumeClaim", &name).unwrap()), normal(volume)]);
+    }
+    until("the sources are let go", || {
+        let held = ["PersistentVolumeClaim", "VolumeSnapshot"].map(|kind| space.get(kind, claim));
+        let is_held = |one: &Value| one["metadata"]["finalizers"].to_string().contains("provisioner.storage");
+        (!held.iter().flatten().any(is_held)).then_some(())
+    });
+    for what in ["restored", "clone"] {
+        space.delete("PersistentVolumeClaim", &format!("{what}-{claim}"));
+    }
+    (objects, texts)
+}
+
+/// The CSIStorageCapacity of a class that is made now, without its numbers.
+fn capacity_of_new_class(name: &str) -> Value {
+    class(name, "WaitForFirstConsumer");
+    let made = until("the class has a capacity", || {
+        let all = CLUSTER.run(api("CSIStorageCapacity", NAMESPACE).list(&Default::default())).unwrap();
+        all.items.into_iter().find(|one| one.data["storageClassName"] == name)
+    });
+    let mut made = normal(serde_json::to_value(made).unwrap());
+    for number in ["capacity", "maximumVolumeSize"] {
+        made[number] = json!(made[number].is_string());
+    }
+    let deleted = CLUSTER.kubectl().args(["delete", "storageclass", name]).output().unwrap();
+    assert!(deleted.status.success(), "{}", String::from_utf8_lossy(&deleted.stderr));
+    made
+}
+
+/// A snapshot of a claim, and its content, once it is ready, and the texts of its events; both are at rest, and the claim is
+/// let go.
+fn snapshot(space: &Space, claim: &str) -> ([Value; 2], BTreeSet<String>) {
     let of = json!({"spec": {
         "volumeSnapshotClassName": CLASS, "source": {"persistentVolumeClaimName": claim},
     }});
@@ -144,14 +223,14 @@ fn snapshot(space: &Space, claim: &str) -> [Value; 2] {
         let finalizers = space.get("PersistentVolumeClaim", claim)?["metadata"]["finalizers"].to_string();
         (!finalizers.contains("snapshot.storage")).then_some(())
     });
-    reported(space, claim, &["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"]);
+    let texts = reported(space, claim, &["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"]);
     let both = [space.get("VolumeSnapshot", claim).unwrap(), content];
-    both.map(normal)
+    (both.map(normal), texts)
 }
 
 /// A device whose claim names a VolumeAttributesClass that the driver refuses, then one that it takes: the claim's status
-/// after the first, and the claim and its PV after the second.
-fn modified(space: &Space, claim: &str) -> [Value; 3] {
+/// after the first, the claim and its PV after the second, and the texts of its events.
+fn modified(space: &Space, claim: &str) -> ([Value; 3], BTreeSet<String>) {
     space.claim(claim, 64, &json!({"volumeMode": "Block", "storageClassName": AT_ONCE}));
     space.bound(claim);
     let name = |class: &str| json!({"spec": {"volumeAttributesClassName": class}});
@@ -169,20 +248,25 @@ fn modified(space: &Space, claim: &str) -> [Value; 3] {
         (claim["status"]["currentVolumeAttributesClassName"] == "modes-thick").then_some(claim)
     });
     assert!(block_file(space, claim).metadata().unwrap().blocks() * 512 >= 64 << 20);
-    reported(space, claim, &["VolumeModify", "VolumeModifyFailed", "VolumeModifySuccessful"]);
-    [refused, normal(done), normal(space.bound(claim))]
+    let texts = reported(space, claim, &["VolumeModify", "VolumeModifyFailed", "VolumeModifySuccessful"]);
+    ([refused, normal(done), normal(space.bound(claim))], texts)
 }
 
 /// A class of the driver with the binding mode Immediate.
-const AT_ONCE: &str = "modes-at-once";
+pub(crate) const AT_ONCE: &str = "modes-at-once";
 
-fn class_at_once() {
+pub(crate) fn class_at_once() {
+    class(AT_ONCE, "Immediate");
+}
+
+/// A class of the driver.
+fn class(name: &str, binding: &str) {
     let class = json!({
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": AT_ONCE},
-        "provisioner": storage::DRIVER, "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+        "provisioner": storage::DRIVER, "volumeBindingMode": binding, "parameters": {"storagePool": "legacy"},
         "allowVolumeExpansion": true,
     });
-    let file = CLUSTER.place().path("class-at-once.json");
+    let file = CLUSTER.place().path(&format!("class-{name}.json"));
     std::fs::write(&file, class.to_string()).unwrap();
     let applied = CLUSTER.kubectl().args(["apply", "--server-side", "-f"]).arg(&file).output().unwrap();
     assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
@@ -318,14 +402,18 @@ fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
         space.create("VolumeAttributesClass", name, &class);
     }
     storage::provision_by(&CLUSTER, Provisioner::Sidecars).unwrap();
-    let by_sidecars = grown(&space, "sidecars");
+    let (by_sidecars, their_texts) = grown(&space, "sidecars");
     let their_snapshot = snapshot(&space, "sidecars");
+    let their_copies = copied(&space, "sidecars");
+    let their_capacity = capacity_of_new_class("modes-sidecars");
     let modified_by_sidecars = modified(&space, "modified-by-sidecars");
     let stock = bound_with_pods(&space, "by-sidecars");
     storage::provision_by(&CLUSTER, Provisioner::Agent).unwrap();
-    let by_agent = grown(&space, "agent");
-    let our_snapshot = snapshot(&space, "agent");
-    assert_eq!(their_snapshot, our_snapshot);
+    let (by_agent, our_texts) = grown(&space, "agent");
+    assert_eq!(their_texts, our_texts);
+    assert_eq!(their_snapshot, snapshot(&space, "agent"));
+    assert_eq!(their_copies, copied(&space, "agent"));
+    assert_eq!(their_capacity, capacity_of_new_class("modes-agent"));
     assert_eq!(modified_by_sidecars, modified(&space, "modified-by-agent"));
     // A snapshot of the one is deleted by the other.
     space.delete("VolumeSnapshot", "sidecars");

@@ -1,10 +1,12 @@
 //! VolumeGroupSnapshots without sidecars and without another snapshot controller.
 
+use csi::volume_capability::{AccessMode, AccessType, MountVolume, access_mode};
 use serde_json::{Value, json};
 
 use crate::platform::hostpath::{DRIVER, apply, bound, claim, get};
 use crate::platform::machines::user;
 use crate::platform::place::{CONTENTS, PLACE, PODS, SNAPSHOTS};
+use crate::platform::pools::driver;
 use crate::platform::streams::replace_agent_at;
 
 const CLASS: &str = "hostpath-csi";
@@ -85,6 +87,37 @@ fn bind_given(namespace: &str, content: &Value, handles: &[String]) {
     PLACE.kubectl(&["delete", "volumegroupsnapshotcontent", "given", "--timeout=60s"]).unwrap();
 }
 
+/// A volume that an agent leaves when it ends while the driver makes the volume and the claim goes.
+const STRAY: &str = "pvc-6f1d8c53-8a0e-4c0f-9d57-0a4ee0b1c9aa";
+
+fn make_stray() {
+    let mode = AccessMode { mode: access_mode::Mode::SingleNodeWriter.into() };
+    let request = csi::CreateVolumeRequest {
+        name: STRAY.to_owned(),
+        capacity_range: Some(csi::CapacityRange { required_bytes: 16 << 20, limit_bytes: 0 }),
+        volume_capabilities: vec![csi::VolumeCapability {
+            access_mode: Some(mode),
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+        }],
+        ..Default::default()
+    };
+    PLACE.cluster.run(async { driver().await.create_volume(request).await }).unwrap();
+}
+
+/// The next agent reports it and leaves it alone.
+fn stray_is_reported(namespace: &str) {
+    PLACE.until(namespace, "the agent reports the volume that no object names", || {
+        let events = PLACE
+            .kubectl(&["get", "events", "--all-namespaces", "--field-selector=reason=VolumesWithoutObjects"])
+            .ok()?;
+        events.contains(STRAY).then_some(())
+    });
+    let request = csi::DeleteVolumeRequest { volume_id: STRAY.to_owned(), ..Default::default() };
+    let folder = PLACE.cluster.node_path(&format!("{}/{STRAY}", e2e::storage::POOL)).unwrap();
+    assert!(folder.is_dir(), "it is left alone");
+    PLACE.cluster.run(async { driver().await.delete_volume(request).await }).unwrap();
+}
+
 #[test]
 fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
     let namespace = "group-snapshots";
@@ -102,6 +135,7 @@ fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
     pod(namespace, "writer", ["data", "log"]);
     run(namespace, "writer", "echo before >/data/file; echo before >/log/file; sync");
 
+    make_stray();
     let mut content = Value::Null;
     replace_agent_at(|| {
         group(namespace, "taken", "shop");
@@ -111,6 +145,7 @@ fn claims_with_a_label_are_taken_at_one_point_in_time_restored_and_deleted() {
         });
     });
     assert_eq!(content["metadata"]["labels"]["snapshot.storage.kubernetes.io/managed-by"], "node1");
+    stray_is_reported(namespace);
     PLACE.until(namespace, "the group is ready", || {
         let group = get(namespace, "volumegroupsnapshot/taken")?;
         (group["status"]["readyToUse"] == true).then_some(())

@@ -1,8 +1,9 @@
-//! `HostPathProvisioner` and the volumes that the node agent makes: the objects of both, what is refused, and what an agent
-//! may write.
+//! `HostPathProvisioner` and the volumes that the node agent makes: the objects of both, and what is refused. Not here: what
+//! an agent may write ([`super::own_node`]).
 
 use serde_json::{Value, json};
 
+use crate::platform::own_node;
 use crate::platform::place::{CLAIMS, PLACE, PODS};
 
 /// Namespace of the platform.
@@ -181,7 +182,7 @@ fn the_agent_makes_grows_and_deletes_volumes_of_its_node_only() {
     // Other tests take and give room, too: what this one takes is larger than their changes in this time, or the room is
     // looked at again.
     PLACE.until(namespace, "the room is smaller", || room(class).filter(|now| now + GIB <= before).map(drop));
-    refused_elsewhere(namespace, late, &names[1]);
+    own_node::is_all_that_an_agent_writes(namespace, late, &names[1]);
     PLACE.kubectl(&["-n", namespace, "delete", "pod", "user"]).unwrap();
     PLACE.kubectl(&["-n", namespace, "delete", "pvc", "--all"]).unwrap();
     for name in &names {
@@ -194,80 +195,4 @@ fn the_agent_makes_grows_and_deletes_volumes_of_its_node_only() {
     PLACE.kubectl(&["delete", "storageclass", class]).unwrap();
     PLACE.until(namespace, "the class has no capacity object", || room(class).is_none().then_some(()));
     PLACE.remove_namespace(namespace);
-}
-
-/// The agent's own token cannot write a claim or volume that is labelled with another node.
-fn refused_elsewhere(namespace: &str, claim: &str, volume: &str) {
-    let pods = PLACE.list(PODS, PLATFORM);
-    let name = |pod: &Value| pod["metadata"]["name"].as_str().unwrap().to_owned();
-    let agent = pods.iter().map(name).find(|name| name.starts_with("virt-handler-")).unwrap();
-    let bound = ["--bound-object-kind=Pod", "--bound-object-name", &agent];
-    let token = [&["-n", PLATFORM, "create", "token", "kubevirt-handler"][..], &bound].concat();
-    let token = PLACE.kubectl(&token).unwrap();
-    let server =
-        PLACE.kubectl(&["config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}"]).unwrap();
-    let as_agent = |arguments: &[&str]| -> Result<(), String> {
-        let own = [
-            "--kubeconfig=/dev/null",
-            "--insecure-skip-tls-verify",
-            "--server",
-            server.trim(),
-            "--token",
-            token.trim(),
-            "-n",
-            namespace,
-        ];
-        PLACE.kubectl(&[&own, arguments].concat()).map(drop)
-    };
-    let note = r#"{"metadata": {"annotations": {"note": "mine"}}}"#;
-    let targets = [
-        ("pvc", claim, "claims of its own node"),
-        ("pv", volume, "change and delete PersistentVolumes of its own node"),
-    ];
-    for (kind, name, _) in targets {
-        as_agent(&["patch", kind, name, "--type=merge", "-p", note]).unwrap();
-    }
-    // A claim and a volume of a node that there is not.
-    let elsewhere = json!({"name": "elsewhere", "labels": {"ferrovirt.io/node": "elsewhere"}});
-    let mut foreign = self::claim("", 1);
-    foreign["metadata"] = elsewhere.clone();
-    apply("claim-elsewhere", &foreign, &["-n", namespace]).unwrap();
-    let foreign = json!({
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": elsewhere,
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Mi"}, "storageClassName": "elsewhere",
-            "persistentVolumeReclaimPolicy": "Retain",
-            "csi": {"driver": DRIVER, "volumeHandle": "elsewhere"},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                {"key": "topology.hostpath.csi/node", "operator": "In", "values": ["elsewhere"]},
-            ]}]}},
-        },
-    });
-    apply("volume-elsewhere", &foreign, &[]).unwrap();
-    for (kind, _, why) in targets {
-        let refused = as_agent(&["patch", kind, "elsewhere", "--type=merge", "-p", note]).unwrap_err();
-        assert!(refused.contains(why), "{kind}: {refused}");
-    }
-    let content = json!({
-        "apiVersion": "groupsnapshot.storage.k8s.io/v1beta2", "kind": "VolumeGroupSnapshotContent",
-        "metadata": {
-            "name": "elsewhere", "labels": {"snapshot.storage.kubernetes.io/managed-by": "elsewhere"},
-        },
-        "spec": {
-            "driver": DRIVER, "deletionPolicy": "Retain", "source": {"volumeHandles": ["elsewhere"]},
-            "volumeGroupSnapshotRef": {"namespace": namespace, "name": "elsewhere"},
-        },
-    });
-    apply("group-elsewhere", &content, &[]).unwrap();
-    let kind = "volumegroupsnapshotcontent";
-    let refused = as_agent(&["patch", kind, "elsewhere", "--type=merge", "-p", note]).unwrap_err();
-    assert!(refused.contains("VolumeGroupSnapshotContents of its own node only"), "{refused}");
-    PLACE.kubectl(&["delete", kind, "elsewhere"]).unwrap();
-    let refused = as_agent(&["delete", "pv", "elsewhere"]).unwrap_err();
-    assert!(refused.contains(targets[1].2), "{refused}");
-    PLACE.kubectl(&["delete", "pv", "elsewhere"]).unwrap();
-    PLACE.kubectl(&["-n", namespace, "delete", "pvc", "elsewhere"]).unwrap();
-    let refused =
-        as_agent(&["patch", "pvc", claim, "--type=merge", "-p", r#"{"spec": {"volumeMode": "Block"}}"#]);
-    assert!(refused.is_err());
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use api::hostpath::{METADATA_PORT, METADATA_SERVICE};
 use csi::controller_client::ControllerClient;
 use csi::snapshotmetadata::snapshot_metadata_client::SnapshotMetadataClient;
 use csi::snapshotmetadata::{GetMetadataAllocatedRequest, GetMetadataDeltaRequest};
@@ -17,7 +18,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use crate::platform::hostpath::{DRIVER, OBJECT, PLATFORM, apply, bound, claim, get};
-use crate::platform::place::{PLACE, PODS};
+use crate::platform::place::PLACE;
+use crate::platform::streams::Streams;
 
 /// Volumes of the pool `legacy`.
 const LEGACY: &str = "/var/lib/hpvolumes";
@@ -148,6 +150,16 @@ fn a_claim_of_a_legacy_class_gets_a_volume_of_the_driver() {
     let (_, volume) = bound(namespace, "legacy-class");
     assert_eq!(volume["spec"]["csi"]["driver"], DRIVER);
     let name = volume["metadata"]["name"].as_str().unwrap();
+    // Larger than the node's pool: no other node is chosen.
+    let mut vast = claim("legacy-class", 1 << 20);
+    vast["metadata"] = json!({"name": "vast", "annotations": wanted["metadata"]["annotations"]});
+    apply("legacy-vast", &vast, &["-n", namespace]).unwrap();
+    PLACE.until(namespace, "the event names the annotation of the vast claim", || {
+        let events = PLACE.kubectl(&["-n", namespace, "get", "events"]).unwrap();
+        events.contains("the annotation kubevirt.io/provisionOnNode names this node").then_some(())
+    });
+    let kept = get(namespace, "pvc/vast").unwrap();
+    assert_eq!(kept["metadata"]["annotations"]["kubevirt.io/provisionOnNode"], "node1");
     PLACE.kubectl(&["-n", namespace, "delete", "pvc", "--all"]).unwrap();
     PLACE
         .until(namespace, "the volume is deleted", || get("", &format!("pv/{name}")).is_none().then_some(()));
@@ -156,7 +168,7 @@ fn a_claim_of_a_legacy_class_gets_a_volume_of_the_driver() {
 }
 
 /// The driver, by its socket.
-async fn driver() -> ControllerClient<Channel> {
+pub(crate) async fn driver() -> ControllerClient<Channel> {
     let folder = PLACE.cluster.node_path("/var/lib/kubelet/plugins/csi-hostpath").unwrap();
     let folder = Arc::new(fs::File::open(folder).unwrap());
     let connector = tower::service_fn(move |_| {
@@ -173,25 +185,62 @@ async fn driver() -> ControllerClient<Channel> {
     ControllerClient::new(channel.unwrap())
 }
 
-/// A client as a backup program makes it, of the agent's pod: by the driver's SnapshotMetadataService.
-async fn backup(service: &Value, pod: &str) -> SnapshotMetadataClient<Channel> {
+/// A client as a backup program makes it, by the driver's SnapshotMetadataService; its host is at this address.
+async fn backup(service: &Value, address: &str) -> SnapshotMetadataClient<Channel> {
     use base64::Engine;
     let authorities = service["spec"]["caCert"].as_str().unwrap();
     let authorities = base64::prelude::BASE64_STANDARD.decode(authorities).unwrap();
     let mut tls = serve::tls::client_config(std::str::from_utf8(&authorities).unwrap(), None).unwrap();
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let (host, port) = service["spec"]["address"].as_str().unwrap().rsplit_once(':').unwrap();
-    let (pod, port, host) = (pod.to_owned(), port.parse::<u16>().unwrap(), host.to_owned());
+    let (address, port, host) = (address.to_owned(), port.parse::<u16>().unwrap(), host.to_owned());
     let connector = TlsConnector::from(Arc::new(tls));
     let connector = tower::service_fn(move |_| {
-        let (pod, host, connector) = (pod.clone(), host.clone(), connector.clone());
+        let (address, host, connector) = (address.clone(), host.clone(), connector.clone());
         async move {
-            let stream = TcpStream::connect((pod.as_str(), port)).await?;
+            let stream = TcpStream::connect((address.as_str(), port)).await?;
             connector.connect(host.try_into().unwrap(), stream).await.map(TokioIo::new)
         }
     });
     let channel = Endpoint::from_static("http://agent").connect_with_connector(connector).await;
     SnapshotMetadataClient::new(channel.unwrap())
+}
+
+/// The driver's SnapshotMetadataService.
+pub(crate) fn metadata_service() -> Value {
+    PLACE.until(PLATFORM, "the driver's SnapshotMetadataService", || {
+        get("", &format!("snapshotmetadataservice/{DRIVER}"))
+    })
+}
+
+/// A token of a namespace's account for the service.
+pub(crate) fn backup_token(service: &Value, namespace: &str, account: &str) -> String {
+    let audience = format!("--audience={}", service["spec"]["audience"].as_str().unwrap());
+    PLACE.kubectl(&["-n", namespace, "create", "token", account, &audience]).unwrap().trim().to_owned()
+}
+
+/// The ranges of a snapshot that hold data, by the service at an address.
+pub(crate) fn allocated(
+    service: &Value,
+    address: &str,
+    token: &str,
+    namespace: &str,
+    snapshot: &str,
+) -> Result<Vec<(i64, i64)>, Status> {
+    let request = GetMetadataAllocatedRequest {
+        security_token: token.to_owned(),
+        namespace: namespace.to_owned(),
+        snapshot_name: snapshot.to_owned(),
+        ..Default::default()
+    };
+    PLACE.cluster.run(async {
+        let mut stream = backup(service, address).await.get_metadata_allocated(request).await?.into_inner();
+        let mut ranges = Vec::new();
+        while let Some(message) = stream.message().await? {
+            ranges.extend(message.block_metadata.iter().map(|one| (one.byte_offset, one.size_bytes)));
+        }
+        Ok(ranges)
+    })
 }
 
 /// A VolumeSnapshot of a snapshot that the driver has.
@@ -255,9 +304,7 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
     write(4 * MIB);
     let second = cut("changed-blocks-2");
     snapshot(namespace, "second", &second);
-    let service = PLACE.until(PLATFORM, "the driver's SnapshotMetadataService", || {
-        get("", &format!("snapshotmetadataservice/{DRIVER}"))
-    });
+    let service = metadata_service();
     for words in [
         &["create", "serviceaccount", "backup"][..],
         &["create", "serviceaccount", "stranger"],
@@ -272,38 +319,14 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
     ] {
         PLACE.kubectl(&[&["-n", namespace][..], words].concat()).unwrap();
     }
-    let audience = format!("--audience={}", service["spec"]["audience"].as_str().unwrap());
-    let token = |account: &str, more: &[&str]| {
-        PLACE
-            .kubectl(&[&["-n", namespace, "create", "token", account][..], more].concat())
-            .unwrap()
-            .trim()
-            .to_owned()
-    };
-    // Another test may have replaced the agent.
-    let address = PLACE.until(PLATFORM, "the agent has an address", || {
-        let agents = PLACE.list(PODS, PLATFORM);
-        let agent = agents.iter().find(|pod| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler")?;
-        agent["status"]["podIP"].as_str().map(str::to_owned)
+    // By the Service, as a pod of a backup program reaches it.
+    let _agent = Streams::follow();
+    let of_service = get(PLATFORM, &format!("service/{METADATA_SERVICE}")).unwrap();
+    let address = of_service["spec"]["clusterIP"].as_str().unwrap();
+    PLACE.until(PLATFORM, "the Service leads to the agent", || {
+        std::net::TcpStream::connect((address, METADATA_PORT)).ok()
     });
-    let address = address.as_str();
-    let allocated = |token: &str, snapshot: &str| {
-        let request = GetMetadataAllocatedRequest {
-            security_token: token.to_owned(),
-            namespace: namespace.to_owned(),
-            snapshot_name: snapshot.to_owned(),
-            ..Default::default()
-        };
-        PLACE.cluster.run(async {
-            let mut stream =
-                backup(&service, address).await.get_metadata_allocated(request).await?.into_inner();
-            let mut ranges = Vec::new();
-            while let Some(message) = stream.message().await? {
-                ranges.extend(message.block_metadata.iter().map(|one| (one.byte_offset, one.size_bytes)));
-            }
-            Ok::<_, Status>(ranges)
-        })
-    };
+    let allocated = |token: &str, snapshot: &str| allocated(&service, address, token, namespace, snapshot);
     let changed = |token: &str, base: &str, target: &str| {
         let request = GetMetadataDeltaRequest {
             security_token: token.to_owned(),
@@ -321,7 +344,8 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
             Ok::<_, Status>(ranges)
         })
     };
-    let own = token("backup", &[audience.as_str()]);
+    let own = backup_token(&service, namespace, "backup");
+    let elsewhere = PLACE.kubectl(&["-n", namespace, "create", "token", "backup"]).unwrap();
     let mib = i64::try_from(MIB).unwrap();
     assert_eq!(allocated(&own, "first").unwrap(), [(0, mib)]);
     assert_eq!(allocated(&own, "second").unwrap(), [(0, mib), (4 * mib, mib)]);
@@ -331,8 +355,8 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
     for (token, snapshot, code) in [
         (own.clone(), "absent", Code::NotFound),
         (own.clone(), "", Code::InvalidArgument),
-        (token("stranger", &[audience.as_str()]), "first", Code::PermissionDenied),
-        (token("backup", &[]), "first", Code::Unauthenticated),
+        (backup_token(&service, namespace, "stranger"), "first", Code::PermissionDenied),
+        (elsewhere.trim().to_owned(), "first", Code::Unauthenticated),
         ("forged".to_owned(), "first", Code::Unauthenticated),
     ] {
         let refused = allocated(&token, snapshot).unwrap_err();

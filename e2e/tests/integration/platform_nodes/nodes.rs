@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::platform::guest;
 use crate::platform::machines::{mac, machine, until_answers};
 use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE};
-use crate::platform_nodes::{addresses, claims, crowd, join, kills, leaders};
+use crate::platform_nodes::{addresses, claims, crowd, join, kills, leaders, metadata};
 
 const NAMESPACE: &str = "nodes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -128,6 +128,7 @@ pub(crate) fn outlive_their_node() {
     addresses::are_unique_with_two_replicas();
     crowd::starts_on_two_nodes();
     claims::are_bound_once(&second);
+    metadata::is_asked_of_the_node_that_has_it(&second);
     leaders::are_two_and_do_nothing_twice();
     kubectl(&["cordon", "node1"]);
     for (name, everywhere) in [("shared", true), ("local", false)] {

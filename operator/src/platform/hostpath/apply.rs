@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::hostpath::{HostPathProvisioner, HostPathStatus, StoragePoolStatus};
+use cluster::access::{Access, User};
 use cluster::event::{Reference, Type};
 use cluster::{Apply, Cache, Client, Delete, Events, Key, Kind, Outcome, Queue, Resource, Result, Scope};
 use serde::de::IgnoredAny;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use super::metrics::Metrics;
 use super::status::{self, State};
 use super::{check, render, volumes};
+use crate::install::hostpath::{Driver, Sidecars};
 use crate::install::{Settings, hostpath, pools};
 use crate::platform::apply::{DAEMON_SETS, DEPLOYMENTS, Workload, finalizers};
 use crate::platform::hyperconverged::read::WholeObject;
@@ -40,6 +42,8 @@ pub struct Controller {
     version: String,
     objects: Cache<WholeObject>,
     pub(super) daemon_sets: Cache<Component>,
+    /// Provisioners of all namespaces.
+    provisioners: Cache<Component>,
     deployments: Cache<Component>,
     metrics: Arc<Metrics>,
     /// When no volume of upstream's provisioner without CSI was found, for which generation of the object.
@@ -72,6 +76,10 @@ impl Controller {
             })
             .start::<Workload>(client, DAEMON_SETS, &Scope::all().namespace(&settings.namespace));
         let (feed, known) = (queue.clone(), objects.clone());
+        let provisioners = Cache::<Component>::builder()
+            .on_change(move |_| known.all().into_iter().for_each(|(key, _)| feed.add(key)))
+            .start::<Workload>(client, DAEMON_SETS, &Scope::all().labels("k8s-app=hostpath-provisioner"));
+        let (feed, known) = (queue.clone(), objects.clone());
         let deployments = Cache::<Component>::builder()
             .on_change(move |_| known.all().into_iter().for_each(|(key, _)| feed.add(key)))
             .start::<Workload>(
@@ -86,6 +94,7 @@ impl Controller {
             version: version.to_owned(),
             objects,
             daemon_sets,
+            provisioners,
             deployments,
             metrics,
             without_legacy: Arc::default(),
@@ -97,6 +106,7 @@ impl Controller {
     pub async fn run(&self, stop: impl Future<Output = ()>) {
         self.objects.synced().await;
         self.daemon_sets.synced().await;
+        self.provisioners.synced().await;
         self.deployments.synced().await;
         let this = self.clone();
         self.queue
@@ -142,8 +152,8 @@ impl Controller {
         let (state, pools) = self.deploy(&object).await?;
         self.report(key, &object, &state, pools).await?;
         // Claims, jobs and volumes are not followed.
-        let settled =
-            matches!(state, State::Deployed(_) | State::Failed(..)) && self.adopt(&object).await? == 0;
+        let is_settled = matches!(state, State::Deployed(_) | State::Impaired(..) | State::Failed(..));
+        let settled = is_settled && self.adopt(&object).await? == 0;
         Ok(Outcome::After(if settled { RECHECK } else { RECOUNT }))
     }
 
@@ -185,6 +195,7 @@ impl Controller {
             return Ok((State::Failed("OperatorDowngraded", text), None));
         }
         let mut driver = render::driver(object);
+        let problem = self.problem(&mut driver, &set).await?;
         let mut waits = Vec::new();
         let served = live.as_ref().map(hostpath::served).unwrap_or_default();
         if volumes::leave(&driver.pools, &served) {
@@ -237,7 +248,24 @@ impl Controller {
         } else {
             State::Deployed(self.daemon_sets.get(&set).map_or(0, |set| set.desired))
         };
-        Ok((state, Some(progress.statuses)))
+        Ok((state.with_problem(problem), Some(progress.statuses)))
+    }
+
+    /// The cluster's problem with a driver. Sidecars without rights are left out: the agents keep the work.
+    async fn problem(&self, driver: &mut Driver, set: &Key) -> Result<Option<(&'static str, String)>> {
+        if driver.sidecars != Sidecars::None {
+            let user = hostpath::user(&self.settings);
+            let create =
+                Access { verb: "create", version: "v1", resource: "persistentvolumes", ..Access::default() };
+            let asked = User { username: user.clone(), ..User::default() };
+            if !self.client.may(&asked, &create).await?.allowed {
+                driver.sidecars = Sidecars::None;
+                return Ok(Some(check::without_rights(&user)));
+            }
+        }
+        let all: Vec<(Key, u32)> =
+            self.provisioners.all().into_iter().map(|(key, one)| (key, one.desired)).collect();
+        Ok(check::others(&all, set))
     }
 
     /// The reason why the driver's DaemonSet is not ready.

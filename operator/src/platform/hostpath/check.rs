@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 
 use api::cdi::StorageSpec;
 use api::hostpath::{HostPathProvisioner, HostPathSpec, StoragePool};
+use cluster::Key;
 
 use crate::install::hostpath::LEGACY;
 use crate::install::pools::is_shared;
@@ -59,6 +60,31 @@ pub fn downgrade(live: Option<&str>, own: &str) -> Option<String> {
     let live = live?;
     (numbers(live)? > numbers(own)?)
         .then(|| format!("operator downgraded from {live} to {own}, will not reconcile"))
+}
+
+/// Why stock sidecars are not deployed, where they are asked for and their user may not do their work.
+pub fn without_rights(user: &str) -> (&'static str, String) {
+    let text = format!(
+        "{SIDECARS}: {STOCK} is set, and {user} may not create PersistentVolumes: install the platform with \
+         `operator manifests --sidecars` (Helm: sidecars); until then the node agents make the volumes"
+    );
+    ("SidecarRightsMissing", text)
+}
+
+/// The other DaemonSets that serve claims of the same provisioners, as the text of a problem; `all` have the label of
+/// upstream's provisioners, `own` is the platform's. One that has no pod serves nothing.
+pub fn others(all: &[(Key, u32)], own: &Key) -> Option<(&'static str, String)> {
+    let mut others: Vec<String> =
+        all.iter().filter(|(key, pods)| key != own && *pods > 0).map(|(key, _)| key.to_string()).collect();
+    others.sort();
+    let text = || {
+        format!(
+            "DaemonSet {} serves the same claims as {own}: stop the operator that keeps it, then delete it; volumes and \
+             their data stay",
+            others.join(", ")
+        )
+    };
+    (!others.is_empty()).then(|| ("OtherProvisioner", text()))
 }
 
 /// The extents of each pool that is to be defragmented.
@@ -302,6 +328,27 @@ mod tests {
         }
         let pools = json!({"storagePools": [{"name": "a", "path": "/a"}]});
         assert!(without_effect(&serde_json::from_value(pools).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn other_daemon_sets_of_the_same_claims_are_named() {
+        let own = Key::new("kubevirt", "hostpath-provisioner-csi");
+        let legacy = Key::new("kubevirt", "hostpath-provisioner");
+        let upstream = Key::new("hpp", "hostpath-provisioner-csi");
+        for (all, expected) in [
+            (vec![], ""),
+            (vec![(own.clone(), 2)], ""),
+            (vec![(legacy.clone(), 0)], ""),
+            (vec![(own.clone(), 2), (legacy.clone(), 1)], "kubevirt/hostpath-provisioner"),
+            (vec![(legacy, 2), (upstream, 2)], "hpp/hostpath-provisioner-csi, kubevirt/hostpath-provisioner"),
+        ] {
+            let found = others(&all, &own);
+            assert_eq!(found.is_none(), expected.is_empty(), "{all:?}");
+            if let Some((reason, text)) = found {
+                assert_eq!(reason, "OtherProvisioner");
+                assert!(text.starts_with(&format!("DaemonSet {expected} serves")), "{text}");
+            }
+        }
     }
 
     #[test]

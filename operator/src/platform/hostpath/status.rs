@@ -17,6 +17,8 @@ pub enum State {
     Degraded(String),
     /// The driver is ready on this number of nodes.
     Deployed(u32),
+    /// The driver is ready; something in the cluster keeps it from what it is to be: reason, and text.
+    Impaired(&'static str, String),
     /// Nothing was applied: reason, and text.
     Failed(&'static str, String),
     /// The deletion waits for these volumes, each with its claim.
@@ -27,6 +29,20 @@ pub enum State {
     Leaving(Vec<String>),
     /// The driver is being removed: what is waited for.
     Removing(Vec<String>),
+}
+
+impl State {
+    /// The state where the cluster has a problem as well, with which the driver works: reason, and text.
+    #[must_use]
+    pub fn with_problem(self, problem: Option<(&'static str, String)>) -> Self {
+        let Some((reason, text)) = problem else { return self };
+        match self {
+            Self::Deploying(missing) => Self::Deploying(format!("{missing}; {text}")),
+            Self::Degraded(missing) => Self::Degraded(format!("{missing}; {text}")),
+            Self::Deployed(_) | Self::Keeping(_) | Self::Leaving(_) => Self::Impaired(reason, text),
+            other @ (Self::Impaired(..) | Self::Failed(..) | Self::Waiting(_) | Self::Removing(_)) => other,
+        }
+    }
 }
 
 /// The status of an object in a state at a time (RFC 3339), after the one that it had; `ignored` are settings without
@@ -42,7 +58,7 @@ pub fn status(
         State::Deploying(missing) => ("DeployStarted", missing.clone()),
         State::Degraded(missing) => ("ComponentsNotReady", missing.clone()),
         State::Deployed(_) => ("Complete", "Application Available".to_owned()),
-        State::Failed(reason, text) => (*reason, text.clone()),
+        State::Failed(reason, text) | State::Impaired(reason, text) => (*reason, text.clone()),
         State::Waiting(volumes) => ("VolumesExist", waits_for("the deletion waits", volumes)),
         State::Keeping(volumes) => ("VolumesExist", waits_for("the removal of a pool waits", volumes)),
         State::Leaving(waits) => ("CleanupInProgress", waits.join("; ")),
@@ -53,7 +69,7 @@ pub fn status(
     };
     let (available, progressing, degraded) = match state {
         State::Deploying(_) => (false, true, false),
-        State::Degraded(_) => (true, false, true),
+        State::Degraded(_) | State::Impaired(..) => (true, false, true),
         State::Deployed(_) => (true, false, false),
         State::Failed(..) => (false, false, true),
         // The driver still works.
@@ -82,7 +98,8 @@ pub fn status(
             unchanged.map_or_else(|| Some(now.to_owned()), |old| old.last_heartbeat_time.clone());
         new
     });
-    let deployed = matches!(state, State::Deployed(_) | State::Keeping(_) | State::Leaving(_));
+    let deployed =
+        matches!(state, State::Deployed(_) | State::Impaired(..) | State::Keeping(_) | State::Leaving(_));
     HostPathStatus {
         conditions: conditions.collect(),
         observed_version: if deployed { Some(version.to_owned()) } else { before.observed_version.clone() },
@@ -136,6 +153,10 @@ mod tests {
                 "Available=False Progressing=False Degraded=True FailedToValidate",
             ),
             (
+                State::Impaired("OtherProvisioner", String::new()),
+                "Available=True Progressing=False Degraded=True OtherProvisioner",
+            ),
+            (
                 State::Keeping(vec!["pvc-1".to_owned()]),
                 "Available=True Progressing=True Degraded=False VolumesExist",
             ),
@@ -154,6 +175,25 @@ mod tests {
         ] {
             assert_eq!(words(&status(&state, &[], &before, "1", NOW)), wanted);
         }
+    }
+
+    #[test]
+    fn a_problem_of_the_cluster_hides_nothing_that_is_worse() {
+        let problem = || Some(("OtherProvisioner", "another".to_owned()));
+        let impaired = State::Impaired("OtherProvisioner", "another".to_owned());
+        for (state, expected) in [
+            (State::Deployed(1), impaired.clone()),
+            (State::Leaving(Vec::new()), impaired),
+            (State::Deploying("a".to_owned()), State::Deploying("a; another".to_owned())),
+            (State::Degraded("a".to_owned()), State::Degraded("a; another".to_owned())),
+            (State::Failed("b", "a".to_owned()), State::Failed("b", "a".to_owned())),
+        ] {
+            assert_eq!(state.clone().with_problem(None), state);
+            assert_eq!(state.with_problem(problem()), expected);
+        }
+        let status =
+            status(&State::Deployed(1).with_problem(problem()), &[], &HostPathStatus::default(), "1", NOW);
+        assert_eq!(status.observed_version.as_deref(), Some("1"), "the driver runs");
     }
 
     #[test]

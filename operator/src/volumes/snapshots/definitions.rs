@@ -13,8 +13,9 @@ const DEFINITIONS: Resource = Resource::cluster("apiextensions.k8s.io", "v1", "c
 type Api = (&'static str, &'static [&'static str]);
 
 const SINGLE: Api = ("snapshot.storage.k8s.io", &["v1"]);
-/// The schema is that of v1beta2 in both versions: fields that only v1beta1 has are not kept.
-const GROUPED: Api = ("groupsnapshot.storage.k8s.io", &["v1beta1", "v1beta2"]);
+/// The schema is that of v1beta2 in all versions, as v1's is upstream: fields that only v1beta1 has are not kept. Stock
+/// snapshot-controller uses v1.
+const GROUPED: Api = ("groupsnapshot.storage.k8s.io", &["v1", "v1beta1", "v1beta2"]);
 /// Number of the review of the groups' API.
 const GROUPS_APPROVED: &str = "1337";
 /// Until a definition is tried again.
@@ -446,6 +447,9 @@ mod tests {
             let approved = one["metadata"]["annotations"]["api-approved.kubernetes.io"].as_str().unwrap();
             assert!(approved.starts_with("https://"), "the API server asks for it in groups of *.k8s.io");
         }
+        let group = group();
+        let versions = group["spec"]["versions"].as_array().unwrap().iter().map(|one| &one["name"]);
+        assert_eq!(versions.collect::<Vec<_>>(), ["v1", "v1beta1", "v1beta2"], "as upstream");
         let source = &snapshot()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
             ["source"];
         assert_eq!(source["x-kubernetes-validations"].as_array().unwrap().len(), 3);

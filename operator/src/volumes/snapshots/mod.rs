@@ -25,6 +25,7 @@ mod tests;
 
 use cluster::{Client, Events, Stop};
 
+pub(super) use self::group::seen::GROUP_CONTENTS;
 use self::others::Others;
 
 /// Does the snapshot controller's work until `stop`, whenever no other one does.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::hostpath::PROVISION_ON_NODE;
 use cluster::event::Type;
 use cluster::{JsonPatch, Key, Outcome};
 use csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
@@ -59,6 +60,13 @@ impl Controller {
             Err(status) if status.code() == Code::ResourceExhausted => {
                 // The next node is chosen by the room that this one has now.
                 self.changed.notify_one();
+                if claim.is_pinned() {
+                    let why = format!(
+                        "{}; the annotation {PROVISION_ON_NODE} names this node: remove it to have another one chosen",
+                        rpc_error(&status)
+                    );
+                    return self.failed(claim, class, &why);
+                }
                 self.report_failure(claim, class, &rpc_error(&status));
                 return self.reschedule(claim).await;
             }

@@ -14,7 +14,7 @@
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
 //!   [`resize`], [`modify`], [`snapshots`], [`groups`]: one file for each kind of work. [`unfinished`]: volumes without PVs.
 //!   [`conditions`]: those of claims. [`capacity`]: CSIStorageCapacity objects. [`pools`]: events about the node's pools.
-//!   [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks for clients outside of the
+//!   [`strays`]: volumes that no object names. [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks for clients outside of the
 //!   node.
 //!
 //! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
@@ -39,6 +39,7 @@ mod request;
 mod resize;
 mod sidecars;
 mod snapshots;
+mod strays;
 mod unfinished;
 mod volume;
 
@@ -82,7 +83,8 @@ async fn serve(client: &Client, settings: &Settings) {
     tokio::join!(
         Arc::clone(&controller).run(),
         provide(&controller, settings, &sidecars),
-        pools::watch(&controller)
+        pools::watch(&controller),
+        strays::report(&controller, &sidecars)
     );
 }
 

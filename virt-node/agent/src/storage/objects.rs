@@ -201,6 +201,12 @@ impl Claim {
         chosen.into_iter().flatten().find(|node| !node.is_empty()).map(String::as_str)
     }
 
+    /// Whether its user chose the node: the scheduler and the operator then choose no other one.
+    pub(super) fn is_pinned(&self) -> bool {
+        let chosen = self.metadata.annotations.get(SELECTED_NODE);
+        chosen.is_none_or(String::is_empty) && self.selected().is_some()
+    }
+
     /// Bytes that the claim asks for.
     pub(super) fn requested(&self) -> Option<u64> {
         self.spec.resources.requests.get("storage").and_then(|text| api::quantity::bytes(text).ok())
@@ -228,5 +234,26 @@ impl AttributesClass {
             return Err(Error::new(Kind::Content, text));
         }
         Ok(self.parameters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_pinned_by_its_users_annotation_alone() {
+        for (annotations, node, pinned) in [
+            (&[][..], None, false),
+            (&[(SELECTED_NODE, "n1")], Some("n1"), false),
+            (&[(PROVISION_ON_NODE, "n1")], Some("n1"), true),
+            (&[(PROVISION_ON_NODE, "n1"), (SELECTED_NODE, "")], Some("n1"), true),
+            (&[(PROVISION_ON_NODE, "n1"), (SELECTED_NODE, "n2")], Some("n2"), false),
+        ] {
+            let mut claim = Claim::default();
+            claim.metadata.annotations =
+                annotations.iter().map(|(name, node)| ((*name).to_owned(), (*node).to_owned())).collect();
+            assert_eq!((claim.selected(), claim.is_pinned()), (node, pinned), "{annotations:?}");
+        }
     }
 }

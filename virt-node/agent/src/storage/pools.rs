@@ -30,16 +30,27 @@ struct Finding {
 /// Reported findings by pool and reason, and when.
 type Reported = BTreeMap<(String, &'static str), Instant>;
 
-/// Reports until dropped.
-pub(super) async fn watch(controller: &Controller) {
-    // As the kubelet names the node in events, and `kubectl describe node` looks for them.
-    let about = Reference {
+/// The node in events, as the kubelet names it, and `kubectl describe node` looks for it.
+pub(super) fn about_node(name: &str) -> Reference {
+    Reference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
         namespace: String::new(),
-        name: controller.node.clone(),
-        uid: controller.node.clone(),
-    };
+        name: name.to_owned(),
+        uid: name.to_owned(),
+    }
+}
+
+/// Some of the volumes, and the number of the others.
+pub(super) fn named(volumes: &[String]) -> String {
+    let (named, rest) = volumes.split_at(volumes.len().min(NAMED));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    format!("{}{more}", named.join(", "))
+}
+
+/// Reports until dropped.
+pub(super) async fn watch(controller: &Controller) {
+    let about = about_node(&controller.node);
     let mut reported = Reported::new();
     loop {
         match controller.driver.pools().list(ListRequest {}).await {
@@ -100,13 +111,8 @@ fn findings(pool: &Pool) -> Vec<Finding> {
         all.push(finding(Type::Normal, "StoragePoolNotEnforced", message));
     }
     if !pool.buffered_volumes.is_empty() {
-        let named: Vec<&str> = pool.buffered_volumes.iter().take(NAMED).map(String::as_str).collect();
-        let more = match pool.buffered_volumes.len() - named.len() {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let volumes = named.join(", ");
-        let message = format!("loop devices in storage pool {name} use the page cache: {volumes}{more}");
+        let volumes = named(&pool.buffered_volumes);
+        let message = format!("loop devices in storage pool {name} use the page cache: {volumes}");
         all.push(finding(Type::Normal, "StoragePoolLoopBuffered", message));
     }
     all

@@ -1,5 +1,6 @@
 //! Volumes that the driver may be making, by their claims: until their PVs are there nothing else knows of them, and a claim
-//! may go in between. Kept in memory only. Not here: making and deleting them ([`super::claims`], [`super::removal`]).
+//! may go in between. Kept in memory only: what an agent leaves when it ends is reported by the next one ([`super::strays`]). Not
+//! here: making and deleting them ([`super::claims`], [`super::removal`]).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

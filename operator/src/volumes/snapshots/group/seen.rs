@@ -13,7 +13,7 @@ const VERSION: &str = "v1beta2";
 /// VolumeGroupSnapshots.
 pub(in super::super) const GROUPS: Resource = Resource::namespaced(API, VERSION, "volumegroupsnapshots");
 /// VolumeGroupSnapshotContents.
-pub(in super::super) const GROUP_CONTENTS: Resource =
+pub(in crate::volumes) const GROUP_CONTENTS: Resource =
     Resource::cluster(API, VERSION, "volumegroupsnapshotcontents");
 /// VolumeGroupSnapshotClasses.
 pub(in super::super) const GROUP_CLASSES: Resource =
