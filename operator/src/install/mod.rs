@@ -32,6 +32,7 @@ mod workloads;
 use serde_json::{Value, json};
 
 pub(crate) use related::RELATED;
+pub(crate) use user_roles::{AGGREGATE, COMPUTE as COMPUTE_ROLES};
 
 use crate::defaults::{CNI_DIRECTORY, IMAGE, KUBELET_DIRECTORY, NAMESPACE};
 

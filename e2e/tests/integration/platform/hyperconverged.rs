@@ -583,7 +583,7 @@ fn valid() -> Vec<(&'static str, Value)> {
             json!({"virtualization": {"higherWorkloadDensity": {"memoryOvercommitPercentage": 150},
                 "ksmConfiguration": {"nodeLabelSelector": {}}, "vmiCPUAllocationRatio": 16,
                 "liveUpdateConfiguration": {"maxCpuSockets": 8, "maxGuest": "64Gi", "maxHotplugRatio": 4},
-                "obsoleteCPUModels": ["Conroe", "Penryn"],
+                "obsoleteCPUModels": ["Conroe", "Penryn"], "roleAggregationStrategy": "Manual",
                 "virtualMachineOptions": {"defaultCPUModel": "Haswell-noTSX", "disableSerialConsoleLog": true}}}),
         ),
         (
@@ -664,6 +664,14 @@ fn valid_objects_of_both_versions_are_taken() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Whether the roles of users are part of the cluster's, or are kept out of them.
+fn are_aggregated(value: &str) -> bool {
+    ["view", "edit", "admin"].into_iter().all(|to| {
+        let labels = &get(&format!("clusterrole/kubevirt.io:{to}"))["metadata"]["labels"];
+        labels[format!("rbac.authorization.k8s.io/aggregate-to-{to}")] == value
+    })
+}
+
 /// Applies each valid object in turn, and waits until it is observed and all children are available. The object is then as
 /// before.
 pub(crate) fn valid_objects_become_available() {
@@ -687,6 +695,11 @@ pub(crate) fn valid_objects_become_available() {
             (seen && wanted.into_iter().all(holds)).then_some(())
         });
         println!("{version} {spec}: {:?}", begun.elapsed());
+        let manual = spec["virtualization"]["roleAggregationStrategy"] == "Manual";
+        let label = if manual { "manual" } else { "true" };
+        PLACE.until(PLATFORM, "roles of users follow roleAggregationStrategy", || {
+            are_aggregated(label).then_some(())
+        });
     }
 }
 
