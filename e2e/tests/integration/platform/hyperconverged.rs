@@ -662,6 +662,10 @@ fn valid_objects_of_both_versions_are_taken() {
         })
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let old = "ssps.v1beta2.ssp.kubevirt.io/ssp-kubevirt-hyperconverged";
+    assert_eq!(get(old)["apiVersion"], "ssp.kubevirt.io/v1beta2");
+    let change = r#"{"spec": {"featureGates": {"deployVmConsoleProxy": true}}}"#;
+    PLACE.kubectl(&["-n", PLATFORM, "patch", old, "--type=merge", "--dry-run=server", "-p", change]).unwrap();
 }
 
 /// Whether the roles of users are part of the cluster's, or are kept out of them.
