@@ -24,6 +24,9 @@ mod replicas;
 pub mod status;
 mod without;
 
+#[cfg(test)]
+mod readers;
+
 use std::sync::Arc;
 
 use cluster::Stop;
