@@ -103,6 +103,14 @@ impl Cluster {
         import_images(&self.place, archive)
     }
 
+    /// Gives an image another name, too.
+    ///
+    /// # Errors
+    /// When there is no such image.
+    pub fn tag_image(&self, name: &str, other: &str) -> Result<()> {
+        ctr(&self.place, &["images", "tag", "--force", name, other])
+    }
+
     /// Makes a namespace that enforces a Pod Security level (`privileged`, `baseline`, `restricted`) and waits until pods
     /// can be made in it. Namespaces end with the cluster.
     ///

@@ -25,7 +25,8 @@ pub struct Definition {
     pub namespaced: bool,
     /// Served versions with the same schema; the first is stored.
     pub versions: &'static [&'static str],
-    /// Further served versions, with schemas of their own. Such a kind needs a conversion webhook.
+    /// Further served versions, with schemas of their own. Such a kind needs a conversion webhook, unless fields that the
+    /// stored version lacks may be lost.
     pub others: &'static [Other],
     /// Whether `status` is a subresource.
     pub status: bool,
@@ -374,6 +375,7 @@ pub const ALL: &[Definition] = &[
         singular: "ssp",
         in_all: false,
         versions: &["v1beta3"],
+        others: &[Other { version: "v1beta2", schema: || ssp::v1beta2(schema::structural::<ssp::Ssp>()) }],
         columns: &[AGE, PHASE],
         ..compute("SSP", "ssps", schema::structural::<ssp::Ssp>)
     },

@@ -1,6 +1,9 @@
-//! The group ssp.kubevirt.io: `SSP`, the boot sources and templates of the platform, in its version v1beta3.
+//! The group ssp.kubevirt.io: `SSP`, the boot sources and templates of the platform, in its version v1beta3, and the schema
+//! of v1beta2.
 //!
-//! Not here: v1beta2, and what the settings do.
+//! Not here: what the settings do.
+
+use serde_json::{Value, json};
 
 use crate::core::NodePlacement;
 use crate::hyperconverged::{ImportCron, TemplateMeta, TlsProfile};
@@ -95,4 +98,30 @@ resource! {
         /// Version that is being installed.
         pub target_version: Option<String>,
     }
+}
+
+/// The schema of v1beta2, made of that of v1beta3. Fields that only v1beta2 has are accepted and not stored: all of them are
+/// about components that v1beta3 no longer has.
+pub fn v1beta2(mut schema: Value) -> Value {
+    let gate = |of: &str| json!({"type": "boolean", "description": format!("Whether {of} deployed.")});
+    let namespace = |of: &str| {
+        json!({"type": "object", "description": format!("Tekton {of}."), "properties": {
+            "namespace": {"type": "string", "description": format!("Namespace of the {of}.")}}})
+    };
+    schema["properties"]["apiVersion"]["description"] = json!("`ssp.kubevirt.io/v1beta2`.");
+    let spec = &mut schema["properties"]["spec"]["properties"];
+    if let Some(fields) = spec.as_object_mut() {
+        fields.remove("cluster");
+        fields.remove("enableMultipleArchitectures");
+    }
+    spec["commonInstancetypes"] = json!({"type": "object", "description": "Source of instance types.", "properties": {
+        "url": {"type": "string", "description": "URL of a kustomization."}}});
+    spec["featureGates"] = json!({"type": "object", "description": "Components that are deployed.", "properties": {
+        "deployCommonInstancetypes": gate("instance types are"),
+        "deployTektonTaskResources": gate("Tekton tasks are"),
+        "deployVmConsoleProxy": gate("the proxy of VNC tokens is"),
+    }});
+    spec["tektonPipelines"] = namespace("pipelines");
+    spec["tektonTasks"] = namespace("tasks");
+    schema
 }

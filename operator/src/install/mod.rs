@@ -32,6 +32,7 @@ mod workloads;
 use serde_json::{Value, json};
 
 pub(crate) use related::RELATED;
+pub(crate) use user_roles::{AGGREGATE, COMPUTE as COMPUTE_ROLES};
 
 use crate::defaults::{CNI_DIRECTORY, IMAGE, KUBELET_DIRECTORY, NAMESPACE};
 
@@ -148,13 +149,13 @@ pub fn uninstall_hooks(settings: &Settings) -> Vec<Value> {
     all
 }
 
-/// Names of the definitions whose versions are converted by the operator.
+/// Names of the definitions whose versions are converted by the operator. Of others the API server changes the version alone.
 pub(crate) const CONVERTED: [&str; 1] = ["hyperconvergeds.hco.kubevirt.io"];
 
-/// A definition, with the operator as its conversion webhook if its versions differ.
+/// A definition, with the operator as its conversion webhook if it is one of [`CONVERTED`].
 fn definition(definition: &api::definition::Definition, settings: &Settings) -> Value {
     let mut object = definition.manifest();
-    if !definition.others.is_empty() {
+    if CONVERTED.contains(&definition.name().as_str()) {
         object["spec"]["conversion"] = json!({
             "strategy": "Webhook",
             "webhook": {

@@ -8,12 +8,13 @@
 //!   content of a snapshot that the operator offers to all nodes.
 //! - Only the operator makes pods that count as launchers, and changes what identifies them: a launcher that is not found
 //!   any more would be replaced while its guest still writes to its disks.
+//! - The operator changes nothing of a ClusterRole but the labels by which roles are part of the cluster's.
 //! - `HyperConverged` has one name and one namespace.
 
 use serde_json::{Value, json};
 
 use super::accounts::{AGENT, OPERATOR};
-use super::{Settings, object, with};
+use super::{Settings, object, user_roles, with};
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 /// Node of the pod whose token made the request; empty for other requests.
@@ -254,6 +255,37 @@ fn launchers(settings: &Settings) -> [Value; 2] {
     )
 }
 
+/// The policy of ClusterRoles: the operator has the verb `escalate` for those whose labels it changes.
+fn labels_of_roles(settings: &Settings) -> [Value; 2] {
+    let labels = user_roles::COMPUTE.map(|(_, to)| format!("{}{to}", user_roles::AGGREGATE));
+    let check = |expression: &str| {
+        json!({
+            "expression": expression,
+            "message": "the operator may change only the aggregation labels of a ClusterRole",
+            "reason": "Forbidden",
+        })
+    };
+    policy(
+        "ferrovirt-operator-labels-roles",
+        &json!({
+            "apiGroups": ["rbac.authorization.k8s.io"],
+            "apiVersions": ["*"],
+            "operations": ["UPDATE"],
+            "resources": ["clusterroles"],
+        }),
+        &json!([{
+            "name": "operator",
+            "expression": format!("request.userInfo.username == '{}'", settings.user(OPERATOR)),
+        }]),
+        &json!([]),
+        &json!([
+            check("object.?rules.orValue([]) == oldObject.?rules.orValue([])"),
+            check("object.?aggregationRule == oldObject.?aggregationRule"),
+            check(&same_but("labels", &labels.each_ref().map(String::as_str))),
+        ]),
+    )
+}
+
 /// All policies.
 pub(super) fn policies(settings: &Settings) -> Vec<Value> {
     let agent = json!([{
@@ -362,6 +394,7 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
     ));
     all.extend(volumes(&agent, &node));
     all.extend(launchers(settings));
+    all.extend(labels_of_roles(settings));
     // Upstream's name. The webhook refuses the same while the operator runs.
     let place = |field: &str, value: &str| {
         json!({

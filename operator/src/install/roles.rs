@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::accounts::{AGENT, HOSTPATH, MACPOOL, OPERATOR, PRIORITY, UPLOAD_PROXY};
 use super::related::LOCAL_ROLES;
-use super::{Settings, object, openshift, webhooks, with};
+use super::{Settings, object, openshift, user_roles, webhooks, with};
 
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
@@ -197,6 +197,14 @@ fn operator() -> Vec<Value> {
         ),
         rule("hostpathprovisioner.kubevirt.io", &["hostpathprovisioners/finalizers"], &["update"]),
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
+        // Labels of aggregation. The API server asks for `escalate` when any field of a role changes whose rules the
+        // account does not have; a ValidatingAdmissionPolicy leaves those labels only.
+        named(
+            "rbac.authorization.k8s.io",
+            &["clusterroles"],
+            &user_roles::COMPUTE.map(|(name, _)| name),
+            &["get", "patch", "escalate"],
+        ),
         rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),
         rule("", &["pods/finalizers"], &["update"]),
         // Limits that launcher pods have because of their namespace.

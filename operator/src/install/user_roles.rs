@@ -74,9 +74,9 @@ const VOLUMES: &[&str] = &[
 ];
 
 /// The start of labels by which a role is added to one of the cluster's.
-pub(super) const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
-/// Roles that the setting is about, as upstream, each with the cluster's role.
-pub(super) const COMPUTE: [(&str, &str); 3] =
+pub(crate) const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+/// Roles that KubeVirt's `roleAggregationStrategy` is about, as upstream, each with the cluster's role.
+pub(crate) const COMPUTE: [(&str, &str); 3] =
     [("kubevirt.io:view", "view"), ("kubevirt.io:edit", "edit"), ("kubevirt.io:admin", "admin")];
 
 /// All roles and bindings.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Settings, object, own_users, with};
 
 /// Names of the operator's webhook configurations.
-pub(super) const NAMES: [&str; 13] = [
+pub(super) const NAMES: [&str; 14] = [
     "virt-api-mutator",
     "virt-api-validator",
     "virt-operator-validator",
@@ -20,6 +20,7 @@ pub(super) const NAMES: [&str; 13] = [
     "cdi-api-dataimportcron-validate",
     "cdi-api-populator-validate",
     "objecttransfer-api-validate",
+    "mutate-hyperconverged-hco.kubevirt.io",
 ];
 /// The webhook of claims that ask for their storage profile.
 const PVC_MUTATE: &str = "cdi-api-pvc-mutate";
@@ -205,15 +206,23 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
         ),
         validating(
             NAMES[2],
-            &[Hook {
-                name: "kubevirt-validator.kubevirt.io",
-                path: "/kubevirts-validate",
-                service: "kubevirt-operator-webhook",
-                resources: &["kubevirts"],
-                operations: &["DELETE"],
-                conditions: vec![not_ours(settings)],
-                ..Hook::default()
-            }],
+            &[
+                Hook {
+                    name: "kubevirt-validator.kubevirt.io",
+                    path: "/kubevirts-validate",
+                    service: "kubevirt-operator-webhook",
+                    resources: &["kubevirts"],
+                    operations: &["DELETE"],
+                    conditions: vec![not_ours(settings)],
+                    ..Hook::default()
+                },
+                // Optional: the object may be applied together with the operator.
+                Hook {
+                    optional: true,
+                    service: "kubevirt-operator-webhook",
+                    ..guests("kubevirt-update-validator.kubevirt.io", "/kubevirts-validate", &["kubevirts"])
+                },
+            ],
         ),
         mutating(
             NAMES[3],
@@ -238,10 +247,16 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
         ),
         validating(
             NAMES[5],
-            &[Hook {
-                optional: true,
-                ..storage("cdi-validate.cdi.kubevirt.io", "/cdi-validate", &["cdis"], &["DELETE"])
-            }],
+            &[
+                Hook {
+                    optional: true,
+                    ..storage("cdi-validate.cdi.kubevirt.io", "/cdi-validate", &["cdis"], &["DELETE"])
+                },
+                Hook {
+                    optional: true,
+                    ..form("cdi-update-validate.cdi.kubevirt.io", "/cdi-validate", &["cdis"])
+                },
+            ],
         ),
         mutating(
             PVC_MUTATE,
@@ -325,6 +340,21 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
                 "/objecttransfer-validate",
                 &["objecttransfers"],
             )],
+        ),
+        // Optional: the objects made of HyperConverged have these defaults in any case.
+        mutating(
+            NAMES[13],
+            &[Hook {
+                name: "mutate-hyperconverged-hco.kubevirt.io",
+                path: "/mutate-hco-kubevirt-io-v1-hyperconverged",
+                service: "hco-webhook-service",
+                group: "hco.kubevirt.io",
+                resources: &["hyperconvergeds"],
+                operations: CREATE_UPDATE,
+                optional: true,
+                conditions: vec![not_ours(settings), new_spec()],
+                ..Hook::default()
+            }],
         ),
     ]
 }

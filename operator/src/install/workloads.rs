@@ -15,8 +15,9 @@ pub(super) fn workloads(settings: &Settings) -> Vec<Value> {
     vec![operator(settings), upload_proxy(settings)]
 }
 
-/// Seconds that a webhook's pod serves after its deletion, before SIGTERM: for that long an API server may still send
-/// requests to it.
+/// Seconds that a pod serves after its deletion, before SIGTERM: for that long an API server, or a Service's clients, may
+/// still send requests to it. A process that has just started would not receive the signal: as the first of its container
+/// it ignores those that it does not handle yet.
 pub(super) const WITHDRAWAL: u64 = 5;
 
 /// The hook that makes the kubelet wait before it sends SIGTERM.
@@ -176,6 +177,7 @@ fn upload_proxy(settings: &Settings) -> Value {
             "initialDelaySeconds": 1,
             "periodSeconds": 5,
         },
+        "lifecycle": withdrawal(),
         "resources": {"requests": {"cpu": "20m", "memory": "24Mi"}},
         "securityContext": confined(),
         "volumeMounts": [

@@ -12,6 +12,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::aggregation::{self, Aggregation};
 use super::endpoints::Endpoints;
 use super::hyperconverged::render::Child;
 use super::instancetypes::apply::Flavors;
@@ -54,6 +55,8 @@ struct Platform {
     flavors: bool,
     /// Placement of the control plane.
     placement: Map<String, Value>,
+    /// Whether administrators bind users' roles themselves; of `KubeVirt` alone.
+    manual_roles: bool,
 }
 
 impl Platform {
@@ -80,6 +83,7 @@ impl From<&KubeVirt> for Platform {
             observed_kube_virt_registry,
             ..
         } = object.status.clone().unwrap_or_default();
+        let configuration = object.spec.configuration.as_ref();
         Self {
             phase: phase.unwrap_or_default(),
             conditions,
@@ -87,12 +91,12 @@ impl From<&KubeVirt> for Platform {
             version: observed_kube_virt_version.unwrap_or_default(),
             registry: observed_kube_virt_registry.unwrap_or_default(),
             notes: notes(Side::Compute, &object.spec),
-            flavors: object
-                .spec
-                .configuration
-                .as_ref()
+            flavors: configuration
                 .and_then(|configuration| configuration.common_instancetypes_deployment.as_ref()?.enabled)
                 .unwrap_or(true),
+            manual_roles: configuration
+                .and_then(|configuration| configuration.role_aggregation_strategy.as_deref())
+                == Some("Manual"),
             placement: placement::asked(
                 object.spec.infra.as_ref().and_then(|infra| infra.node_placement.as_ref()),
             ),
@@ -183,6 +187,7 @@ pub struct Controller {
     daemon_sets: Cache<Component>,
     endpoints: Endpoints,
     flavors: Flavors,
+    aggregation: Aggregation,
     /// The placements that are applied.
     placed: Arc<Mutex<BTreeMap<Side, Map<String, Value>>>>,
     queue: Queue<(Side, Key)>,
@@ -242,6 +247,7 @@ impl Controller {
             daemon_sets,
             endpoints,
             flavors,
+            aggregation: Aggregation::default(),
             placed,
             queue,
         }
@@ -330,9 +336,16 @@ impl Controller {
         if stays && side == Side::Compute && self.flavors.advance(object.flavors).await? {
             return Ok(Outcome::After(Duration::ZERO));
         }
+        let manual = stays && side == Side::Compute && object.manual_roles;
+        if stays && side == Side::Compute {
+            self.aggregation.follow(&self.client, manual).await?;
+        }
         // The last step: a placement that the API server refuses keeps nothing else from being done.
         if stays {
             self.place(side, &object.placement).await?;
+        }
+        if manual {
+            return Ok(Outcome::After(aggregation::AGAIN));
         }
         Ok(match state {
             State::Waiting(_) | State::Removing(_) => Outcome::After(RECOUNT),

@@ -12,6 +12,7 @@
 //! Not here: installing the components ([`crate::install`]), and refusing a deletion at admission.
 
 pub mod addons;
+mod aggregation;
 pub mod apply;
 pub(crate) mod endpoints;
 pub mod hostpath;
@@ -22,6 +23,9 @@ pub mod plan;
 mod replicas;
 pub mod status;
 mod without;
+
+#[cfg(test)]
+mod readers;
 
 use std::sync::Arc;
 

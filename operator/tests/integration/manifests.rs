@@ -278,8 +278,11 @@ fn own_pods_have_no_rights_beyond_their_work() {
     assert!(rules.len() > 30);
     for (role, everywhere, rule) in rules {
         let has = |field: &str, word: &str| list(&rule[field]).iter().any(|one| one == word);
+        // Of the roles of users it changes labels, to which a policy holds it.
+        let labels = role == "kubevirt-controller"
+            && rule["resourceNames"] == json!(["kubevirt.io:view", "kubevirt.io:edit", "kubevirt.io:admin"]);
         for verb in ["*", "escalate", "bind", "impersonate"] {
-            assert!(!has("verbs", verb), "{role}: {rule}");
+            assert!((labels && verb == "escalate") || !has("verbs", verb), "{role}: {rule}");
         }
         assert!(!has("resources", "*") && !has("apiGroups", "*"), "{role}: {rule}");
         if everywhere && (has("resources", "secrets") || has("resources", "configmaps")) {
@@ -467,7 +470,9 @@ fn versions_that_differ_are_converted_by_a_service_of_the_operator() {
             .iter()
             .map(|version| version["schema"].to_string())
             .collect();
-        assert_eq!(schemas.len() > 1, conversion["strategy"] == "Webhook", "{}", name(definition));
+        // Fields that only the old version of SSP has are not stored.
+        let differ = schemas.len() > 1 && name(definition) != "ssps.ssp.kubevirt.io";
+        assert_eq!(differ, conversion["strategy"] == "Webhook", "{}", name(definition));
         if let Some(service) = conversion["webhook"]["clientConfig"]["service"]["name"].as_str() {
             assert!(services.contains(service));
         }

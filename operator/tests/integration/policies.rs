@@ -1,6 +1,8 @@
 //! The ValidatingAdmissionPolicies in a real API server (`make kube`): requests of the platform's accounts, of users and of
 //! Kubernetes' controllers, each with a token of its ServiceAccount.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use cluster::{Client, Delete, Key, Resource};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -10,6 +12,7 @@ use crate::site::{PLATFORM, PODS, Site, TEAM, eventually, kind};
 const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
 const NODES: Resource = Resource::cluster("", "v1", "nodes");
+const ROLES: Resource = Resource::cluster("rbac.authorization.k8s.io", "v1", "clusterroles");
 
 /// An API server with the platform's accounts, roles and policies.
 async fn site() -> Site {
@@ -234,4 +237,39 @@ async fn launcher_pods_keep_their_identity() {
     for (client, name) in [(editor, "launcher"), (admin, "volume")] {
         assert!(client.delete(PODS, &key(name), &Delete::default().grace(0)).await.unwrap());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_changes_labels_of_roles_and_not_their_rules() {
+    const LABELS_ONLY: &str = "only the aggregation labels";
+    let site = site().await;
+    let operator = site.account(PLATFORM, "kubevirt-controller", None).await;
+    let role = Key::cluster("kubevirt.io:edit");
+    let label = |name: &str, value: &str| json!({"metadata": {"labels": {name: value}}});
+    // Policies are in force some time after they are created.
+    let trials = AtomicU32::new(0);
+    eventually("the policy is in force", async || {
+        let name = format!("trial-{}", trials.fetch_add(1, Ordering::Relaxed));
+        let rule =
+            json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"], "resourceNames": [name]});
+        let answer = operator.merge_patch::<IgnoredAny>(ROLES, &role, &json!({"rules": [rule]})).await;
+        answer.is_err_and(|error| error.chain().contains(LABELS_ONLY))
+    })
+    .await;
+    for change in [
+        json!({"rules": null}),
+        json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}}),
+        label("rbac.authorization.k8s.io/aggregate-to-team", "true"),
+    ] {
+        let answer = operator.merge_patch::<Value>(ROLES, &role, &change).await;
+        refused(answer, LABELS_ONLY, &change.to_string());
+    }
+    for to in ["view", "edit", "admin"] {
+        let role = Key::cluster(&format!("kubevirt.io:{to}"));
+        let label = label(&format!("rbac.authorization.k8s.io/aggregate-to-{to}"), "manual");
+        operator.merge_patch::<IgnoredAny>(ROLES, &role, &label).await.unwrap();
+    }
+    let other = Key::cluster("cdi.kubevirt.io:edit");
+    let label = label("rbac.authorization.k8s.io/aggregate-to-edit", "manual");
+    refused(operator.merge_patch::<Value>(ROLES, &other, &label).await, "forbidden", "another role");
 }

@@ -66,7 +66,7 @@ const LOCAL: [Bound; 8] = [
 ];
 
 /// Rights beyond: group, resource (`*`: any), verbs, reason.
-const BEYOND: [(&str, &str, &str, &str); 38] = [
+const BEYOND: [(&str, &str, &str, &str); 39] = [
     ("kubevirt.io", "*", "*", "virtual machines: virt-operator's and virt-controller's work"),
     ("pool.kubevirt.io", "*", "*", "pools of virtual machines"),
     (
@@ -125,6 +125,12 @@ const BEYOND: [(&str, &str, &str, &str); 38] = [
     ("k8s.cni.cncf.io", "network-attachment-definitions", "get", "networks of virtual machines"),
     ("networking.k8s.io", "servicecidrs", "list", "cron sources at addresses of Services are refused"),
     ("populator.storage.k8s.io", "volumepopulators", "get create", "volume-data-source-validator"),
+    (
+        "rbac.authorization.k8s.io",
+        "clusterroles",
+        "escalate",
+        "labels of three roles: roleAggregationStrategy of KubeVirt, virt-operator's work",
+    ),
     ("security.openshift.io", "securitycontextconstraints", "delete", "they go with HyperConverged"),
     ("snapshot.storage.k8s.io", "*", "patch", "the snapshot controller's work, its status too"),
     (

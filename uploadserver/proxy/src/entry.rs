@@ -6,6 +6,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use api::upload::token::{Grant, Signer};
 use serve::failure::{Error, Kind, Result};
@@ -19,7 +20,7 @@ use crate::config::Config;
 use crate::downloads;
 use crate::poll::{self, Polls};
 use crate::push;
-use crate::server::{LIMITS, Proxy};
+use crate::server::{LIMITS, Proxy, stalled};
 use crate::token_keys::{TrustedKeys, now};
 
 /// The program: arguments in (its name first), exit code out.
@@ -51,13 +52,14 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 fn proxy(serve: args::Serve) -> Result<()> {
-    let config = Config::from_args(serve)?;
+    // First: until then the first process of a container ignores SIGTERM.
     let (stop, stopped) = watch::channel(0u32);
     serve::signals::watch(move |signal| {
         tracing::info!(?signal, "stopping; running uploads are completed");
         stop.send_modify(|count| *count += 1);
     })
     .map_err(|e| Error::with(Kind::Process, "cannot watch for signals", e))?;
+    let config = Config::from_args(serve)?;
     let runtime = runtime()?;
     let ended = runtime.block_on(work(config, stopped));
     runtime.shutdown_background();
@@ -70,22 +72,20 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     let polls = match config.polls {
         Some((address, clients)) => {
             let tls = Reloading::new(config.identity.clone(), Some(clients), false).map_err(unusable)?;
-            Some((listen(address)?, tls))
+            Some((listen(address, "polls")?, tls))
         }
         None => None,
     };
     let tls: Arc<dyn Current> =
         Reloading::with_profile(config.identity, None, false, Some(config.profile)).map_err(unusable)?;
     let downloads = match config.downloads {
-        Some((address, folders)) => Some((listen(address)?, folders)),
+        Some((address, folders)) => Some((listen(address, "downloads")?, folders)),
         None => None,
     };
     let lookup = Kubernetes::new(&config.reach, &config.bundle)?;
-    let listener = listen(config.listen)?;
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!(%address, "waiting for uploads");
-    }
-    let proxy = Arc::new(Proxy { lookup, trusted, own: config.own });
+    let listener = listen(config.listen, "uploads")?;
+    let passed = Arc::<AtomicU64>::default();
+    let proxy = Arc::new(Proxy { lookup, trusted, own: config.own, passed: Arc::clone(&passed) });
     let (close, closing) = watch::channel(false);
     if let Some((listener, tls)) = polls {
         let polls = Arc::new(Polls::default());
@@ -109,13 +109,18 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     tokio::select! {
         _ = stopped.wait_for(|count| *count > 1) => {}
         _ = serving => {}
+        () = stalled(&passed) => tracing::warn!("uploads without progress are given up"),
     }
     Ok(())
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener> {
+fn listen(address: SocketAddr, requests: &str) -> Result<TcpListener> {
     let failed = |e| Error::with(Kind::Process, format!("cannot listen on {address}"), e);
-    serve::server::listen(address).and_then(TcpListener::from_std).map_err(failed)
+    let listener = serve::server::listen(address).and_then(TcpListener::from_std).map_err(failed)?;
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(%address, "waiting for {requests}");
+    }
+    Ok(listener)
 }
 
 #[expect(clippy::print_stdout, reason = "the command's result")]

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ const HOP: [HeaderName; 6] = [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRAD
 const OURS: [HeaderName; 5] = [AUTHORIZATION, PROXY_AUTHORIZATION, COOKIE, EXPECT, HOST];
 
 /// Sends a request to the server at the other end of `stream`, by this path, and gives the answer that comes. Answers
-/// of 104 go to `informational`.
+/// of 104 go to `informational`; `passed` counts the bytes of the body.
 ///
 /// # Errors
 /// [`Refusal::Silent`], [`Refusal::Broken`].
@@ -44,6 +44,7 @@ pub(crate) async fn forward(
     path: &str,
     request: Request<Incoming>,
     informational: Option<Informational>,
+    passed: Arc<AtomicU64>,
 ) -> Result<Answer, Refusal> {
     let (mut head, body) = request.into_parts();
     let silent = Arc::new(AtomicBool::new(false));
@@ -53,7 +54,7 @@ pub(crate) async fn forward(
     head.headers.insert(HOST, HeaderValue::try_from(host).map_err(|_| Refusal::NotFound)?);
     head.version = Version::HTTP_11;
     head.extensions.clear();
-    let mut request = Request::from_parts(head, Passing::new(body, silent.clone()));
+    let mut request = Request::from_parts(head, Passing::new(body, silent.clone(), passed));
     if let Some(queue) = informational {
         hyper::ext::on_informational(&mut request, move |answer| {
             if answer.status().as_u16() == 104 {
@@ -134,14 +135,16 @@ struct Passing {
     until: Option<Instant>,
     alarm: Pin<Box<Sleep>>,
     silent: Arc<AtomicBool>,
+    /// Counts bytes.
+    passed: Arc<AtomicU64>,
 }
 
 /// Why a body does not go on.
 type Interrupted = Box<dyn std::error::Error + Send + Sync>;
 
 impl Passing {
-    fn new(body: Incoming, silent: Arc<AtomicBool>) -> Self {
-        Self { body: Some(body), until: None, alarm: Box::pin(tokio::time::sleep(SILENCE)), silent }
+    fn new(body: Incoming, silent: Arc<AtomicBool>, passed: Arc<AtomicU64>) -> Self {
+        Self { body: Some(body), until: None, alarm: Box::pin(tokio::time::sleep(SILENCE)), silent, passed }
     }
 }
 
@@ -157,6 +160,8 @@ impl Body for Passing {
         let Some(body) = &mut this.body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(body).poll_frame(context) {
             this.until = None;
+            let size = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
+            this.passed.fetch_add(u64::try_from(size).unwrap_or_default(), Ordering::Relaxed);
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         let until = *this.until.get_or_insert_with(|| Instant::now() + SILENCE);

@@ -2,6 +2,7 @@
 //! (`answer`), forwarding (`forward`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::upload::service_name;
@@ -22,7 +23,8 @@ use crate::readiness::{Step, server_path, step};
 use crate::routes::{Operation, operation};
 use crate::token_keys::TrustedKeys;
 
-/// Limits of connections. At its end the proxy waits for running uploads, as long as its pod may run.
+/// Limits of connections. At its end the proxy waits for running uploads, as long as its pod may run, unless none makes
+/// progress ([`stalled`]).
 pub(crate) const LIMITS: Limits = Limits {
     connections: 1024,
     handshakes: 128,
@@ -37,12 +39,30 @@ pub(crate) const LIMITS: Limits = Limits {
 /// How long a server that is not ready is waited for, and how often is looked; upstream's numbers.
 const WAIT: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
+/// How long uploads may pass nothing on before the end of the proxy stops waiting for them. A server that has received
+/// everything may write the disk to its end for as long ([`serve::peer::ANSWER_TIMEOUT`]).
+const STALLED: Duration = Duration::from_secs(15 * 60);
 
 /// Shared by all requests.
 pub(crate) struct Proxy<L> {
     pub(crate) lookup: L,
     pub(crate) trusted: TrustedKeys,
     pub(crate) own: Own,
+    /// Bytes of uploads that were passed on, of all together.
+    pub(crate) passed: Arc<AtomicU64>,
+}
+
+/// Waits until uploads have passed nothing on for [`STALLED`].
+pub(crate) async fn stalled(passed: &AtomicU64) {
+    let mut before = passed.load(Ordering::Relaxed);
+    loop {
+        tokio::time::sleep(STALLED).await;
+        let now = passed.load(Ordering::Relaxed);
+        if now == before {
+            return;
+        }
+        before = now;
+    }
 }
 
 /// A claim with a ready server.
@@ -108,7 +128,8 @@ impl<L: Lookup> Proxy<L> {
         };
         let method = request.method().clone();
         tracing::debug!(%target, %method, path, "passing a request on");
-        let answer = forward(stream, &host, &path, request, informational).await;
+        let passed = Arc::clone(&self.passed);
+        let answer = forward(stream, &host, &path, request, informational, passed).await;
         let answer = answer.unwrap_or_else(|refusal| answer::refusal(&refusal));
         tracing::info!(%target, %method, path, status = answer.status().as_u16(), "answered");
         answer
@@ -194,6 +215,21 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn uploads_are_waited_for_while_they_make_progress() {
+        let passed = Arc::new(AtomicU64::new(7));
+        let waiting = tokio::spawn({
+            let passed = Arc::clone(&passed);
+            async move { stalled(&passed).await }
+        });
+        for _ in 0..10 {
+            tokio::time::sleep(STALLED / 2).await;
+            passed.fetch_add(1, Ordering::Relaxed);
+        }
+        assert!(!waiting.is_finished());
+        assert!(tokio::time::timeout(STALLED * 3, waiting).await.is_ok());
+    }
 
     #[test]
     fn tokens_are_shown_in_one_way() {

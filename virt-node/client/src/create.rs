@@ -1,7 +1,9 @@
 //! `create vm`: a VirtualMachine from flags, printed and not sent. [`machine`] is pure but for the names it is given.
 //!
-//! Not here: the volumes ([`volumes`]), cloud-init ([`init`]), instance types and preferences ([`flavor`]).
+//! Not here: the volumes ([`volumes`]), cloud-init ([`init`]), access credentials ([`credentials`]), instance types and
+//! preferences ([`flavor`]).
 
+mod credentials;
 pub(crate) mod flavor;
 mod init;
 mod parameters;
@@ -60,6 +62,8 @@ pub(crate) struct Options {
     volumes: volumes::Options,
     #[command(flatten)]
     init: init::Options,
+    #[command(flatten)]
+    credentials: credentials::Options,
     /// Format
     #[arg(short, long, value_enum, default_value_t = Document::Yaml)]
     output: Document,
@@ -89,7 +93,8 @@ fn machine(typed: &Options, name: &str, namespace: Option<&str>) -> Result<Value
         Strategy::Once => "Once",
     };
     let mut volumes = volumes::volumes(&typed.volumes, name)?;
-    if let Some(volume) = init::volume(&typed.init)? {
+    let credentials = credentials::credentials(&typed.credentials, typed.init.user())?;
+    if let Some(volume) = init::volume(&typed.init, &credentials)? {
         volumes.add("cloudinitdisk", volume)?;
     }
     let mut domain = json!({"devices": {}});
@@ -149,6 +154,9 @@ fn machine(typed: &Options, name: &str, namespace: Option<&str>) -> Result<Value
     }
     let mut inside =
         json!({"domain": domain, "terminationGracePeriodSeconds": typed.termination_grace_period});
+    if !credentials.list.is_empty() {
+        inside["accessCredentials"] = json!(credentials.list);
+    }
     if !volumes.volumes.is_empty() {
         inside["volumes"] = json!(volumes.volumes);
     }
@@ -227,9 +235,25 @@ mod tests {
     }
 
     #[test]
+    fn credentials_bring_the_volume_that_they_need() {
+        let of = |words: &[&str]| {
+            let made = made(words).unwrap();
+            let spec = made.pointer("/spec/template/spec").unwrap();
+            (spec["accessCredentials"].as_array().unwrap().len(), spec["volumes"][0].clone())
+        };
+        let (count, volume) = of(&["--access-cred", "src:keys,method:configdrive"]);
+        assert_eq!((count, &volume["name"]), (1, &json!("cloudinitdisk")));
+        assert!(volume["cloudInitConfigDrive"]["userDataBase64"].is_string());
+        let password = ["--access-cred", "type:password,src:words"];
+        assert_eq!(of(&password), (1, Value::Null));
+    }
+
+    #[test]
     fn contradictions_are_wrong_usage() {
         for words in [
-            &["--memory", "1Gi", "--instancetype", "small"][..],
+            &["--access-cred", "src:keys,method:nocloud", "--cloud-init", "configdrive"][..],
+            &["--access-cred", "src:keys,method:nocloud", "--cloud-init", "none"],
+            &["--memory", "1Gi", "--instancetype", "small"],
             &["--infer-instancetype"],
             &["--infer-preference-from", "nothing"],
             &["--instancetype", "pod/small"],

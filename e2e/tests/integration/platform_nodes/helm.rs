@@ -2,11 +2,14 @@
 //!
 //! Not here: the VM that runs over the upgrade and blocks the removal, and what must be gone afterwards (`install`).
 
+use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use e2e::{platform, programs};
+use operator::defaults::IMAGE;
 
+use crate::platform::hyperconverged::{OBJECT, metric};
 use crate::platform::place::PLACE;
 
 const NAMESPACE: &str = operator::defaults::NAMESPACE;
@@ -15,6 +18,43 @@ const RELEASE: &str = "ferrovirt";
 const VALUES: [&str; 2] = ["--set", "emulation=true,replicas=1"];
 /// Makes Helm wait until everything that it changed is ready, or gone.
 const WAIT: [&str; 2] = ["--wait", "--timeout=3m"];
+
+/// Images of the release that is upgraded to: the same by other names.
+const NEXT: &str = "localhost/ferrovirt-next:{program}";
+/// Workloads of the platform, each with the program of its image.
+const WORKLOADS: [(&str, &str); 5] = [
+    ("deployment/ferrovirt-operator", "operator"),
+    ("deployment/cdi-uploadproxy", "uploadproxy"),
+    ("deployment/kubemacpool-mac-controller-manager", "macpool"),
+    ("daemonset/virt-handler", "virt-agent"),
+    ("daemonset/hostpath-provisioner-csi", "hpp-csi"),
+];
+
+/// Waits until every workload runs images of this template, and `HyperConverged` is settled.
+fn until_released(image: &str) {
+    for (workload, program) in WORKLOADS {
+        let wanted = image.replace("{program}", program);
+        PLACE.until(NAMESPACE, &format!("{workload} has {wanted}"), || {
+            let images = "jsonpath={.spec.template.spec.containers[*].image}";
+            let found = PLACE.kubectl(&["-n", NAMESPACE, "get", workload, "-o", images]).ok()?;
+            found.split(' ').any(|one| one == wanted).then_some(())
+        });
+        PLACE.kubectl(&["-n", NAMESPACE, "rollout", "status", workload, "--timeout=2m"]).unwrap();
+    }
+    PLACE.until(NAMESPACE, "HyperConverged is settled", || {
+        let state =
+            "jsonpath={.status.systemHealthStatus} {.status.conditions[?(@.type=='Progressing')].status}";
+        let found = PLACE.kubectl(&["-n", NAMESPACE, "get", OBJECT, "-o", state]).ok()?;
+        (found == "healthy False").then_some(())
+    });
+}
+
+/// Waits until this holds for the number of guests that run under another release's launcher.
+fn until_outdated(what: &str, holds: impl Fn(u64) -> bool) {
+    PLACE.until(NAMESPACE, what, || {
+        metric("kubevirt_vmi_number_of_outdated", "").filter(|count| holds(*count)).map(drop)
+    });
+}
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -63,17 +103,34 @@ impl Chart {
         begun.elapsed()
     }
 
-    /// Upgrades the release with another value, and rolls it back.
-    pub(crate) fn upgrade_and_roll_back(&self) {
+    /// Upgrades the release with another value, and rolls it back; to `other_images` as well, if asked for.
+    pub(crate) fn upgrade_and_roll_back(&self, other_images: bool) {
         let requested = || {
             let path = "jsonpath={.spec.template.spec.containers[0].resources.requests.memory}";
             PLACE.kubectl(&["-n", NAMESPACE, "get", "deployment/ferrovirt-operator", "-o", path]).unwrap()
         };
+        let image = if other_images { NEXT } else { IMAGE };
+        fs::write(self.folder.path().join("next.yaml"), format!("image: {image:?}\n")).unwrap();
         let more = ["upgrade", RELEASE, "chart", "--set", "resources.operator.requests.memory=65Mi"];
-        self.must(&[&more[..], &VALUES, &WAIT].concat());
+        let values = ["--values", "next.yaml"];
+        if other_images {
+            for program in image::product::SETS.iter().flat_map(|set| set.programs) {
+                let named = |template: &str| template.replace("{program}", program.name);
+                PLACE.cluster.tag_image(&named(IMAGE), &named(NEXT)).unwrap();
+            }
+        }
+        self.must(&[&more[..], &VALUES, &values, &WAIT].concat());
         assert_eq!(requested(), "65Mi");
+        if other_images {
+            until_released(NEXT);
+            until_outdated("guests run under the launcher before", |count| count > 0);
+        }
         self.must(&[&["rollback", RELEASE, "1"][..], &WAIT].concat());
         assert_eq!(requested(), "64Mi");
+        if other_images {
+            until_released(IMAGE);
+            until_outdated("guests run under the launcher of this release", |count| count == 0);
+        }
     }
 
     /// Begins a removal, which a VM blocks; gives the reason in the log of the Job.

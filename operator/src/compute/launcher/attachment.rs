@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use virt::pod;
 
 use super::storage::helper_resources;
-use super::{QEMU, Settings, pull_with, read_only_security};
+use super::{QEMU, Settings, container_security, pull_with};
 
 /// Start of every attachment pod's name. The eviction webhook selects pods by it.
 const PREFIX: &str = "hp-volume-";
@@ -50,7 +50,7 @@ pub(in crate::compute) fn attachment(of: &Attachment<'_>, settings: &Settings) -
         "name": "hotplug-disk",
         "image": settings.image,
         "command": ["/usr/bin/container-disk"],
-        "securityContext": read_only_security(),
+        "securityContext": container_security(),
         "resources": helper_resources(),
     });
     if of.is_block {

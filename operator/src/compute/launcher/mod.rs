@@ -218,11 +218,7 @@ pub(super) fn pod(
             ]),
             Purpose::Provision => json!([LAUNCHER, "--version"]),
         },
-        "securityContext": match purpose {
-            // libvirt, QEMU and swtpm have temporary files at places of their own.
-            Purpose::Guest => container_security(),
-            Purpose::Provision => read_only_security(),
-        },
+        "securityContext": container_security(),
         "resources": resources::compute(spec, raw, settings, facts.limits)?,
         "volumeMounts": storage.mounts,
     });
@@ -324,7 +320,7 @@ fn console_log(settings: &Settings) -> Value {
         "image": settings.image,
         "command": ["/usr/bin/virt-tail", "--logfile", format!("{}/{}", virt::pod::PRIVATE, virt::pod::CONSOLE_LOG)],
         "restartPolicy": "Always",
-        "securityContext": read_only_security(),
+        "securityContext": container_security(),
         "resources": storage::helper_resources(),
         "volumeMounts": [{"name": "private", "mountPath": virt::pod::PRIVATE, "readOnly": true}],
     });
@@ -334,19 +330,12 @@ fn console_log(settings: &Settings) -> Value {
     container
 }
 
-/// The requirements of restricted Pod Security for every container.
+/// The requirements of restricted Pod Security for every container, which writes to its volumes only.
 fn container_security() -> Value {
     json!({
         "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": QEMU, "runAsGroup": QEMU,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": true,
     })
-}
-
-/// The same, for containers that write to their volumes only.
-fn read_only_security() -> Value {
-    let mut security = container_security();
-    security["readOnlyRootFilesystem"] = json!(true);
-    security
 }
 
 fn labels(object: &VirtualMachineInstance) -> BTreeMap<String, String> {

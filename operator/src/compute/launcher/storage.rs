@@ -7,7 +7,7 @@ use api::kubevirt::{CloudInit, VirtualMachineInstance, Volume};
 use serde_json::{Value, json};
 use virt::pod;
 
-use super::{Purpose, Settings, Unsupported, read_only_security};
+use super::{Purpose, Settings, Unsupported, container_security};
 
 /// emptyDirs of every pod, and where container `compute` sees them.
 const DIRECTORIES: [(&str, &str); 5] = [
@@ -17,6 +17,10 @@ const DIRECTORIES: [(&str, &str); 5] = [
     ("ephemeral-disks", pod::EPHEMERAL),
     ("hotplug-disks", pod::HOTPLUG),
 ];
+/// emptyDir for temporary files of the guest's programs.
+const TEMPORARY: &str = "launcher-tmp";
+/// Where they make them: swtpm_setup has the first path built in, QEMU the second.
+const TEMPORARY_DIRECTORIES: [&str; 2] = ["/tmp", "/var/tmp"];
 /// emptyDir with the program that holds containerDisks.
 const BINARY_VOLUME: &str = "virt-bin-share-dir";
 /// Where containers see it.
@@ -57,6 +61,11 @@ pub(super) fn storage(
             mount["mountPropagation"] = json!("HostToContainer");
         }
         storage.mounts.push(mount);
+    }
+    if purpose == Purpose::Guest {
+        storage.volumes.push(json!({"name": TEMPORARY, "emptyDir": {}}));
+        let temporary = TEMPORARY_DIRECTORIES.iter();
+        storage.mounts.extend(temporary.map(|path| json!({"name": TEMPORARY, "mountPath": path})));
     }
     refuse(raw)?;
     for (index, volume) in object.spec.volumes.iter().enumerate() {
@@ -99,8 +108,8 @@ fn refuse(raw: &Value) -> Result<(), Unsupported> {
 
 /// Name of a volume in the pod: its own, unless one of the pod's directories has that.
 fn name_in_pod(name: &str) -> String {
-    let taken =
-        DIRECTORIES.iter().any(|(own, _)| *own == name) || [BINARY_VOLUME, pod::STATE_VOLUME].contains(&name);
+    let taken = DIRECTORIES.iter().any(|(own, _)| *own == name)
+        || [BINARY_VOLUME, TEMPORARY, pod::STATE_VOLUME].contains(&name);
     if taken { format!("{name}-disk") } else { name.to_owned() }
 }
 
@@ -253,7 +262,7 @@ impl Storage {
             "name": pod::image_container(volume),
             "image": image,
             "command": [format!("{BINARY_DIRECTORY}/container-disk")],
-            "securityContext": read_only_security(),
+            "securityContext": container_security(),
             "resources": helper_resources(),
             "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": BINARY_DIRECTORY, "readOnly": true}],
         });
@@ -273,7 +282,7 @@ impl Storage {
             "name": "container-disk-binary",
             "image": settings.image,
             "command": ["/usr/bin/cp", "/usr/bin/container-disk", format!("{BINARY_DIRECTORY}/container-disk")],
-            "securityContext": read_only_security(),
+            "securityContext": container_security(),
             "resources": helper_resources(),
             "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": BINARY_DIRECTORY}],
         });

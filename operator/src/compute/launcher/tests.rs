@@ -374,7 +374,7 @@ fn backup_hooks_are_left_out_by_instance_or_platform() {
     }
 }
 
-/// The rules of restricted Pod Security, for every container, and a read-only root but for the guest's own.
+/// The rules of restricted Pod Security and a read-only root file system, for every container.
 #[test]
 fn pods_are_restricted() {
     for (name, spec, settings, purpose) in shapes() {
@@ -395,8 +395,7 @@ fn pods_are_restricted() {
                 (&json!(107), &json!(true)),
                 "{name}"
             );
-            let writes = container["name"] == "compute" && purpose == Purpose::Guest;
-            assert_eq!(context["readOnlyRootFilesystem"] == true, !writes, "{name}");
+            assert_eq!(context["readOnlyRootFilesystem"], true, "{name}");
         }
     }
 }

@@ -209,6 +209,13 @@ fn of_deployment(deployment: &Deployment, found: &mut ProblemList) {
     }
 }
 
+/// Problems of a placement of pods whose field is `base`.
+pub fn placement(placement: &NodePlacement, base: &str) -> Vec<Problem> {
+    let mut found = ProblemList::default();
+    of_placement(placement, base, &mut found);
+    found.0
+}
+
 fn of_placement(placement: &NodePlacement, base: &str, found: &mut ProblemList) {
     let affinity = placement.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required = affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());

@@ -5,6 +5,7 @@ use api::hyperconverged::{Certificates, ImportCron, TemplateMeta, TlsProfile};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::storage::names::IMMEDIATE;
 use crate::view::WAITS;
 
 use super::read::Facts;
@@ -89,8 +90,7 @@ impl<'a> Input<'a> {
             if !on(&meta) {
                 return None;
             }
-            let bind = "cdi.kubevirt.io/storage.bind.immediate.requested";
-            meta.annotations.entry(bind.to_owned()).or_insert_with(|| "true".to_owned());
+            bind_at_once(&mut meta);
             meta.namespace = meta.namespace.or_else(|| namespace.clone());
             spec.retention_policy.get_or_insert_with(|| "None".to_owned());
             spec.imports_to_keep.get_or_insert(1);
@@ -98,6 +98,11 @@ impl<'a> Input<'a> {
         };
         sources.data_import_cron_templates.into_iter().filter_map(complete).collect()
     }
+}
+
+/// Has the claim of an import bound and filled before a pod uses it, unless its annotation has a value.
+pub(crate) fn bind_at_once(meta: &mut TemplateMeta) {
+    meta.annotations.entry(IMMEDIATE.to_owned()).or_insert_with(|| "true".to_owned());
 }
 
 /// A value as JSON. Types of this API always have one.

@@ -18,7 +18,7 @@ pub mod apply;
 mod cdi;
 pub mod check;
 pub mod effect;
-mod input;
+pub(crate) mod input;
 mod kubevirt;
 pub mod metrics;
 mod network;

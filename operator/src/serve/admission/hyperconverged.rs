@@ -1,14 +1,30 @@
-//! `HyperConverged`: rules that its schema cannot express, with the field's path in the version that the user wrote.
-//! Pure.
+//! `HyperConverged`: defaults that the object shows, and rules that its schema cannot express, with the field's path in
+//! the version that the user wrote. Pure.
 
 use api::hyperconverged::v1::HyperConverged;
 use api::hyperconverged::{NAME, beta_path};
-use cluster::review::{Answer, Request};
+use cluster::review::{Answer, Request, difference};
 
 use super::answer::{Cause, INVALID, refuse};
+use crate::fill::fill;
 use crate::platform::hyperconverged::check;
+use crate::platform::hyperconverged::input::bind_at_once;
 use crate::platform::hyperconverged::read::Facts;
 use crate::platform::hyperconverged::render::{Child, child};
+
+/// Writes into imports of boot images that their claims are filled at once. Defaults that follow from the cluster, such as
+/// `evictionStrategy` from the number of nodes, are not written: they would stay when the cluster changes.
+pub(super) fn mutate(request: &Request) -> Answer {
+    let mut object = request.object.clone();
+    fill::<HyperConverged>(&mut object, |filled| {
+        let sources = filled.spec.workload_sources.iter_mut();
+        let imports = sources.flat_map(|sources| &mut sources.data_import_cron_templates);
+        for template in imports.filter(|template| template.spec.is_some()) {
+            bind_at_once(template.metadata.get_or_insert_default());
+        }
+    });
+    Answer::allow().patch(difference(&request.object, &object))
+}
 
 /// Judges a new object or an update. `namespace` is the platform's.
 pub(super) fn validate(request: &Request, namespace: &str) -> Answer {
@@ -54,6 +70,8 @@ pub(super) fn validate(request: &Request, namespace: &str) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
     use cluster::review::GroupVersionKind;
     use serde_json::{Value, json};
 
@@ -79,6 +97,30 @@ mod tests {
             let response = review(version, "UPDATE", "ns", object.clone());
             assert_eq!(response["status"]["details"]["causes"][0]["field"], field);
             assert_eq!(response["status"]["code"], 422);
+        }
+    }
+
+    #[test]
+    fn imports_show_that_their_claims_are_filled_at_once() {
+        let spec = json!({"schedule": "", "managedDataSource": "a", "template": {"spec": {}}});
+        let import =
+            |annotations: Value| json!({"metadata": {"name": "a", "annotations": annotations}, "spec": spec});
+        let chosen = json!({"cdi.kubevirt.io/storage.bind.immediate.requested": "false"});
+        let switched_off = json!({"metadata": {"name": "common"}});
+        let sources =
+            |imports: Value| json!({"spec": {"workloadSources": {"dataImportCronTemplates": imports}}});
+        let sent = sources(json!([import(json!({"b": "c"})), import(chosen), switched_off]));
+        let response = |object: &Value| {
+            mutate(&Request { object: object.clone(), ..Request::default() }).write("u")["response"].clone()
+        };
+        let patch = response(&sent)["patch"].as_str().map(|text| BASE64_STANDARD.decode(text).unwrap());
+        let patch: Value = serde_json::from_slice(&patch.unwrap()).unwrap();
+        let path = "/spec/workloadSources/dataImportCronTemplates/0/metadata/annotations/\
+                    cdi.kubevirt.io~1storage.bind.immediate.requested";
+        assert_eq!(patch, json!([{"op": "add", "path": path, "value": "true"}]));
+        for complete in [json!({"spec": {}}), sources(json!([]))] {
+            let response = response(&complete);
+            assert_eq!((&response["allowed"], &response["patch"]), (&json!(true), &Value::Null));
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance, set: defaults, rules, reserved fields
 //!                                                   ├─► volume: rules of storage; the right to clone, asked as the user
-//!                                                   ├─► hyperconverged, hostpath: rules
+//!                                                   ├─► hyperconverged, hostpath, placed: rules
 //!                                                   └─► uninstall: deletion while workloads exist
 //! ```
 //!
@@ -21,6 +21,7 @@ mod identity;
 mod instance;
 mod labels;
 mod machine;
+mod placed;
 mod set;
 mod settings;
 mod uninstall;
@@ -81,15 +82,16 @@ enum Review {
     ValidateSource,
     ValidateTransfer,
     RenderClaim,
-    DeleteKubeVirt,
-    DeleteCdi,
+    ReviewKubeVirt,
+    ReviewCdi,
+    MutateHyperConverged,
     ValidateHyperConverged,
     DeleteNamespace,
     ValidateHostPath,
 }
 
 impl Review {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::MutateMachine,
         Self::ValidateMachine,
         Self::MutateInstance,
@@ -103,8 +105,9 @@ impl Review {
         Self::ValidateSource,
         Self::ValidateTransfer,
         Self::RenderClaim,
-        Self::DeleteKubeVirt,
-        Self::DeleteCdi,
+        Self::ReviewKubeVirt,
+        Self::ReviewCdi,
+        Self::MutateHyperConverged,
         Self::ValidateHyperConverged,
         Self::DeleteNamespace,
         Self::ValidateHostPath,
@@ -126,8 +129,9 @@ impl Review {
             Self::ValidateSource => "/populator-validate",
             Self::ValidateTransfer => "/objecttransfer-validate",
             Self::RenderClaim => "/pvc-mutate",
-            Self::DeleteKubeVirt => "/kubevirts-validate",
-            Self::DeleteCdi => "/cdi-validate",
+            Self::ReviewKubeVirt => "/kubevirts-validate",
+            Self::ReviewCdi => "/cdi-validate",
+            Self::MutateHyperConverged => "/mutate-hco-kubevirt-io-v1-hyperconverged",
             Self::ValidateHyperConverged => "/validate-hco-kubevirt-io-v1-hyperconverged",
             Self::DeleteNamespace => "/mutate-ns-hco-kubevirt-io",
             Self::ValidateHostPath => "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner",
@@ -147,9 +151,9 @@ impl Review {
             Self::ValidateSource => &["volumeimportsources", "volumeuploadsources"],
             Self::ValidateTransfer => &["objecttransfers"],
             Self::RenderClaim => &["persistentvolumeclaims"],
-            Self::DeleteKubeVirt => &["kubevirts"],
-            Self::DeleteCdi => &["cdis"],
-            Self::ValidateHyperConverged => &["hyperconvergeds"],
+            Self::ReviewKubeVirt => &["kubevirts"],
+            Self::ReviewCdi => &["cdis"],
+            Self::MutateHyperConverged | Self::ValidateHyperConverged => &["hyperconvergeds"],
             Self::DeleteNamespace => &["namespaces"],
             Self::ValidateHostPath => &["hostpathprovisioners"],
         }
@@ -221,8 +225,13 @@ impl Admission {
             | Review::ValidateSource
             | Review::ValidateTransfer => volume::validate(request),
             Review::RenderClaim => volume::rendered(request, &Offered::read(&self.client).await?),
-            Review::DeleteKubeVirt => self.delete(Platform::KubeVirt, request).await?,
-            Review::DeleteCdi => self.delete(Platform::Cdi, request).await?,
+            Review::ReviewKubeVirt if request.operation == "DELETE" => {
+                self.delete(Platform::KubeVirt, request).await?
+            }
+            Review::ReviewKubeVirt => placed::validate(request, placed::KUBEVIRT),
+            Review::ReviewCdi if request.operation == "DELETE" => self.delete(Platform::Cdi, request).await?,
+            Review::ReviewCdi => placed::validate(request, placed::CDI),
+            Review::MutateHyperConverged => hyperconverged::mutate(request),
             Review::ValidateHyperConverged if request.operation == "DELETE" => {
                 self.delete(Platform::HyperConverged, request).await?
             }

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 
+mod ended;
 mod hostile;
 mod proxy;
 mod pushed;

@@ -8,11 +8,15 @@ use base64::prelude::BASE64_STANDARD;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
+use super::credentials::Credentials;
 use crate::error::{Error, Kind, Result, usage};
+
+/// The first line of user data.
+const HEAD: &str = "#cloud-config";
 
 /// Data sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Source {
+pub(super) enum Source {
     /// No cloud-init.
     None,
     /// A disk labelled cidata.
@@ -26,11 +30,11 @@ enum Source {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(id = "cloud-init-flags")]
 pub(super) struct Options {
-    /// Data source of cloud-init
-    #[arg(long, value_enum, default_value = "nocloud")]
-    cloud_init: Source,
+    /// Data source of cloud-init [default: that of --access-cred, else nocloud]
+    #[arg(long, value_enum)]
+    cloud_init: Option<Source>,
     /// User data of cloud-init, base64
-    #[arg(long, value_name = "BASE64", conflicts_with_all = ["user", "password_file", "ssh_key"])]
+    #[arg(long, value_name = "BASE64", conflicts_with_all = ["user", "password_file", "ssh_key", "ga_manage_ssh"])]
     cloud_init_user_data: Option<String>,
     /// Network data of cloud-init, base64
     #[arg(long, value_name = "BASE64")]
@@ -44,13 +48,34 @@ pub(super) struct Options {
     /// SSH public key of the user; may be repeated
     #[arg(long, value_name = "KEY")]
     ssh_key: Vec<String>,
+    /// Have SELinux in the guest let the agent write users' keys [default: whether --access-cred needs it]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    ga_manage_ssh: Option<bool>,
 }
 
-/// The volume, if any flag asks for one.
-pub(super) fn volume(typed: &Options) -> Result<Option<Value>> {
+impl Options {
+    /// The user of `--user`.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+}
+
+/// The volume, if any flag asks for one, or a credential.
+pub(super) fn volume(typed: &Options, credentials: &Credentials) -> Result<Option<Value>> {
+    let source = match (typed.cloud_init, credentials.source) {
+        (Some(given), Some(needed)) if given != needed => {
+            return usage("--cloud-init contradicts the method of --access-cred");
+        }
+        (given, needed) => given.or(needed).unwrap_or_default(),
+    };
+    let agent_writes = typed.ga_manage_ssh.unwrap_or(credentials.by_agent && source != Source::None);
     let user = match &typed.cloud_init_user_data {
         Some(data) => Some(checked("cloud-init-user-data", data)?),
-        None => made(typed)?.map(|text| BASE64_STANDARD.encode(text)),
+        None => {
+            // Keys are on a disk of cloud-init, also without other data.
+            let empty = credentials.source.map(|_| format!("{HEAD}\n"));
+            made(typed, agent_writes)?.or(empty).map(|text| BASE64_STANDARD.encode(text))
+        }
     };
     let network = match &typed.cloud_init_network_data {
         Some(data) => Some(checked("cloud-init-network-data", data)?),
@@ -65,7 +90,7 @@ pub(super) fn volume(typed: &Options) -> Result<Option<Value>> {
             data[key] = json!(value);
         }
     }
-    match typed.cloud_init {
+    match source {
         Source::Nocloud => Ok(Some(json!({"cloudInitNoCloud": data}))),
         Source::Configdrive => Ok(Some(json!({"cloudInitConfigDrive": data}))),
         Source::None => usage("--cloud-init none contradicts the other flags of cloud-init"),
@@ -79,8 +104,8 @@ fn checked(flag: &str, data: &str) -> Result<String> {
     }
 }
 
-/// User data from the flags.
-fn made(typed: &Options) -> Result<Option<String>> {
+/// User data from the flags; with `agent_writes`, the guest's agent may write keys.
+fn made(typed: &Options, agent_writes: bool) -> Result<Option<String>> {
     let password = match &typed.password_file {
         Some(file) => {
             let text = fs::read_to_string(file);
@@ -91,7 +116,7 @@ fn made(typed: &Options) -> Result<Option<String>> {
         }
         None => None,
     };
-    if typed.user.is_none() && password.is_none() && typed.ssh_key.is_empty() {
+    if typed.user.is_none() && password.is_none() && typed.ssh_key.is_empty() && !agent_writes {
         return Ok(None);
     }
     let mut data = json!({});
@@ -105,8 +130,11 @@ fn made(typed: &Options) -> Result<Option<String>> {
     if !typed.ssh_key.is_empty() {
         data["ssh_authorized_keys"] = json!(typed.ssh_key);
     }
+    if agent_writes {
+        data["runcmd"] = json!([["setsebool", "-P", "virt_qemu_ga_manage_ssh", "on"]]);
+    }
     // JSON is YAML; cloud-init reads it, and no value needs escaping by hand.
-    Ok(Some(format!("#cloud-config\n{data}\n")))
+    Ok(Some(format!("{HEAD}\n{data}\n")))
 }
 
 #[cfg(test)]
@@ -120,7 +148,8 @@ mod tests {
 
     #[test]
     fn users_and_keys_become_user_data() {
-        assert_eq!(volume(&Options::default()).unwrap(), None);
+        let none = Credentials::default();
+        assert_eq!(volume(&Options::default(), &none).unwrap(), None);
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "se\"cret: #\n").unwrap();
         let typed = Options {
@@ -129,7 +158,7 @@ mod tests {
             ssh_key: vec!["ssh-ed25519 AAAA me@here".to_owned()],
             ..Options::default()
         };
-        let text = read(&volume(&typed).unwrap().unwrap());
+        let text = read(&volume(&typed, &none).unwrap().unwrap());
         let (head, body) = text.split_once('\n').unwrap();
         assert_eq!(head, "#cloud-config");
         let data: Value = serde_json::from_str(body).unwrap();
@@ -141,9 +170,22 @@ mod tests {
     }
 
     #[test]
+    fn the_agent_may_write_keys_that_come_by_it() {
+        let by_agent = Credentials { by_agent: true, ..Credentials::default() };
+        let text = read(&volume(&Options::default(), &by_agent).unwrap().unwrap());
+        assert!(text.contains(r#""runcmd":[["setsebool","-P","virt_qemu_ga_manage_ssh","on"]]"#), "{text}");
+        let chosen = |cloud_init, ga_manage_ssh| Options { cloud_init, ga_manage_ssh, ..Options::default() };
+        assert_eq!(volume(&chosen(None, Some(false)), &by_agent).unwrap(), None);
+        assert_eq!(volume(&chosen(Some(Source::None), None), &by_agent).unwrap(), None);
+        let asked = volume(&chosen(None, Some(true)), &Credentials::default()).unwrap().unwrap();
+        assert!(read(&asked).contains("setsebool"));
+    }
+
+    #[test]
     fn given_data_is_checked() {
+        let volume = |typed: &Options| volume(typed, &Credentials::default());
         let given = |data: &str, source| Options {
-            cloud_init: source,
+            cloud_init: Some(source),
             cloud_init_user_data: Some(data.to_owned()),
             ..Options::default()
         };

@@ -17,7 +17,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "PARAMETERS")]
     volume_pvc: Vec<String>,
     /// New volume: type:TYPE[,size:SIZE][,name:NAME][,bootorder:N] and the source's parameters. Types: blank; http, s3,
-    /// gcs, registry (url:URL); pvc, snapshot, ds (src:[NAMESPACE/]NAME)
+    /// gcs, registry (url:URL[,secretref:SECRET]; but for gcs, certconfigmap:CONFIGMAP); registry also pullmethod:pod|node
+    /// and imagestream:NAME in place of url; pvc, snapshot, ds (src:[NAMESPACE/]NAME)
     #[arg(long, value_name = "PARAMETERS")]
     volume_import: Vec<String>,
     /// Sysprep answers: src:NAME[,type:configMap|secret]
@@ -117,9 +118,27 @@ fn template(given: &mut Parameters<'_>, kind: &str, name: &str) -> Result<Value>
     let mut spec = match kind {
         "blank" => json!({"source": {"blank": {}}}),
         "http" | "s3" | "gcs" | "registry" => {
-            let mut source = json!({"url": given.need("url")?});
-            if let Some(secret) = given.take("secretref") {
-                source["secretRef"] = json!(secret);
+            let stream = if kind == "registry" { given.take("imagestream") } else { None };
+            let mut source = match stream {
+                Some(stream) => json!({"imageStream": stream}),
+                None => json!({"url": given.need("url")?}),
+            };
+            let fields: &[(&str, &str)] = match kind {
+                "gcs" => &[("secretref", "secretRef")],
+                "registry" => &[
+                    ("secretref", "secretRef"),
+                    ("certconfigmap", "certConfigMap"),
+                    ("pullmethod", "pullMethod"),
+                ],
+                _ => &[("secretref", "secretRef"), ("certconfigmap", "certConfigMap")],
+            };
+            for (parameter, field) in fields {
+                if let Some(value) = given.take(parameter) {
+                    source[*field] = json!(value);
+                }
+            }
+            if source.get("pullMethod").is_some_and(|method| method != "pod" && method != "node") {
+                return Err(given.wrong("pullmethod is neither pod nor node"));
             }
             json!({"source": {kind: source}})
         }
@@ -181,6 +200,12 @@ mod tests {
                 "source": {"http": {"url": "https://h:1/a.qcow2"}},
                 "storage": {"resources": {"requests": {"storage": "5Gi"}}}}})]
         );
+        let pulled = "type:registry,imagestream:os,certconfigmap:ca,pullmethod:node,secretref:login,size:1Gi";
+        let pulled = one("import", pulled).unwrap();
+        assert_eq!(
+            pulled.templates[0]["spec"]["source"],
+            json!({"registry": {"imageStream": "os", "certConfigMap": "ca", "pullMethod": "node", "secretRef": "login"}})
+        );
         let cloned = one("import", "type:ds,src:os/fedora,name:root").unwrap();
         let reference = json!({"kind": "DataSource", "namespace": "os", "name": "fedora"});
         assert_eq!(cloned.templates[0]["spec"]["sourceRef"], reference);
@@ -200,6 +225,9 @@ mod tests {
             ("import", "type:http,url:u", "size is missing"),
             ("import", "type:pvc,src:x", "NAMESPACE/NAME"),
             ("import", "type:tape", "type is not one of"),
+            ("import", "type:registry,url:u,pullmethod:wire,size:1Gi", "pullmethod is neither"),
+            ("import", "type:registry,url:u,imagestream:s,size:1Gi", "url is not a parameter"),
+            ("import", "type:gcs,url:u,certconfigmap:c,size:1Gi", "certconfigmap is not a parameter"),
             ("sysprep", "src:x,type:pvc", "neither"),
         ] {
             let error = one(flag, text).unwrap_err().chain();

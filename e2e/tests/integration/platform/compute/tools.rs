@@ -89,6 +89,9 @@ fn tools_of_the_pod_answer_as_upstream_does() {
     assert!(absent.contains("failed to get domain 'other'") && absent.contains("exit code 1"), "{absent}");
     let ping = ["virt-probe", "--guestAgentPing", "--domainName", domain, "--timeoutSeconds", "1"];
     assert!(exec(&ping).unwrap_err().contains("exit code 1"));
+    let outside = exec(&["mkdir", "/usr/new"]).unwrap_err();
+    assert!(outside.contains("Read-only file system"), "{outside}");
+    exec(&["mkdir", "/tmp/new", "/var/tmp/newer"]).unwrap();
     PLACE.put(namespace, "virtualmachineinstances/vm/pause").unwrap();
     PLACE.until_status(namespace, "vm", "Paused");
     assert_eq!(exec(&freezer).unwrap(), "Guest is not running, exiting\n");
