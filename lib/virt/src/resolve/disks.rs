@@ -9,7 +9,6 @@ use api::launch::{
 
 use super::volumes::is_label;
 use super::{Backend, Resolution};
-use crate::finding::Verdict;
 
 /// Most threads of a pool.
 const THREADS_MAX: u32 = 64;
@@ -130,14 +129,7 @@ impl Resolution<'_> {
         {
             self.error(&format!("{at}.serial"), "not one to 256 letters, digits and _.+-");
         }
-        if one.tag.is_some() {
-            let path = self.path(&format!("{at}.tag"));
-            self.findings.add(
-                Verdict::Unsupported,
-                path,
-                "not supported yet: config drives do not describe devices",
-            );
-        }
+        self.tag(at, one.tag.as_deref());
         let pci_address = self.address_of(at, one, bus);
         let always_writable = device == DiskDevice::Disk && bus == Bus::Sata;
         if always_writable && read_only {
