@@ -16,16 +16,6 @@ pub enum Kind {
     pub struct Error(Kind);
 }
 
-impl Error {
-    /// This one, and another one that came of undoing what it left.
-    pub(crate) fn and(self, other: Option<Self>) -> Self {
-        match other {
-            None => self,
-            Some(other) => Self::new(self.kind(), format!("{}; and {}", self.chain(), other.chain())),
-        }
-    }
-}
-
 impl From<link::Error> for Error {
     fn from(error: link::Error) -> Self {
         let (_, message, source) = error.into_parts();

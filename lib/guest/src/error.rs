@@ -10,19 +10,8 @@ pub enum Kind {
 }
 
 ::error::declare! {
-    /// Why something around a guest failed.
+    /// Why an operation on a guest or its networks failed.
     pub struct Error(Kind);
-}
-
-impl Error {
-    /// This error, and another one that came of undoing what it left.
-    #[must_use]
-    pub fn and(self, other: Option<Self>) -> Self {
-        match other {
-            None => self,
-            Some(other) => Self::new(self.kind(), format!("{}; and {}", self.chain(), other.chain())),
-        }
-    }
 }
 
 impl From<link::Error> for Error {
