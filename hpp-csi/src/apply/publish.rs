@@ -282,7 +282,7 @@ fn place_for(folder: &Dir, name: &Path, found: Option<Place>, shape: Shape) -> R
     }
 }
 
-/// Removes the folder or file that was mounted on. What holds anything stays: it is somebody's data.
+/// Removes the folder or file of a mount. One with content stays: it is data of another origin.
 fn vacate(folder: &Dir, name: &Path) -> Result<()> {
     match folder.stat(name)? {
         None => Ok(()),
