@@ -7,7 +7,7 @@ pub enum Kind {
     Usage,
     /// The content is refused.
     Content,
-    /// The system refused something.
+    /// A system call, or a program that was started, failed.
     System,
 }
 

@@ -5,7 +5,7 @@
 pub enum Kind {
     /// The input is refused.
     Content,
-    /// The system refused something.
+    /// A system call failed.
     System,
 }
 

@@ -1,5 +1,5 @@
 //! VMDK, VHD, VHDX and VDI as tools and guests write them: what we read equals `qemu-img convert -O raw` and what a
-//! second and a third reader see. Not here: what is refused (`formats_refused`) and mutants (`formats_mutants`).
+//! second and a third reader see. Not here: refused images and mutants (`formats_hostile`).
 
 use std::io::{Cursor, Read};
 use std::os::unix::fs::FileExt;

@@ -103,7 +103,7 @@ impl Resolution<'_> {
         let content = match backend {
             Some(backend) => Media::Storage(backend.storage.clone()),
             None if media.iter().any(|medium| medium.name == one.name) => Media::Medium(one.name.clone()),
-            // An empty drive that something may be put into.
+            // An empty drive, for media that come later.
             None if !known && device == DiskDevice::Cdrom => Media::Empty,
             None if !known => {
                 self.error(&format!("{at}.name"), format!("there is no volume {:?}", one.name));
