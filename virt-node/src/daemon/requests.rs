@@ -26,7 +26,7 @@ use virt::time;
 /// A refusal.
 pub(super) type Refused = (RefusedKind, String);
 
-/// That something could not be done.
+/// The refusal of a request that failed.
 pub(super) fn broken(error: &Error) -> Refused {
     (RefusedKind::Failed, error.chain())
 }
