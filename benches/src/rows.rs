@@ -110,7 +110,7 @@ const fn at_least(faster: f64, peer: Peer) -> Against {
     Against { peer, faster, cpu: false }
 }
 
-/// Data that packs badly, of which deflate takes longer; CPU seconds are shown beside the library's own.
+/// Data that packs badly, of which deflate takes longer; CPU seconds are shown next to those of the library alone.
 const HALF_RANDOM: Row = Row {
     image: Image::QcowRandom,
     truth: Some(Image::RawRandom),

@@ -472,7 +472,7 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "resolvConf": display(&place.path("resolv.conf")),
         "clusterDNS": [place.node_address()],
         "clusterDomain": DOMAIN,
-        // The machine's disk may be full of other things; images and pods are not removed for that.
+        // The machine's disk may be full of other files; no image and pod is removed because of that.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

@@ -1,4 +1,4 @@
-//! A guest that is started without a boot loader and prints what it was given: the content of its small CDs, a TPM, and, while
+//! A guest that is started without a boot loader and prints its configuration: the content of its small CDs, a TPM, and, while
 //! it runs, keys and passwords that its agent (Debian's `qemu-ga`) puts into it. On a disk with the serial number `data` it
 //! makes a filesystem and writes there all the time, a line on its console for each; its agent reboots it by a line, too.
 //! With a network card it serves its folder /www, which is empty, at port 80.

@@ -37,7 +37,7 @@ pub const DISK_MODULES: [&str; 6] = ["virtio_pci", "virtio_blk", "virtio_scsi", 
 /// The line that an init prints at its end.
 const DONE: &str = "guest: done";
 
-/// Runs a tool and gives what it printed.
+/// Runs a tool; gives its output.
 fn tool(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(name).args(arguments).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("{name} cannot be run ({error}): run make deps"));
