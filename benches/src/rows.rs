@@ -1,4 +1,4 @@
-//! The rows of the table, as data: image, source, peer, and the bar to meet.
+//! The rows of the table, as data: image, source, peer, and the bar to meet. Not here: running them (`run`).
 
 use crate::images::Image;
 

@@ -1,4 +1,4 @@
-//! The handle on a cluster: start, use, stop.
+//! The handle on a cluster: start, use, stop. Not here: the process that keeps it (`supervisor`), its programs (`node`).
 
 use std::fmt::Debug;
 use std::fs;

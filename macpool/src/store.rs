@@ -1,5 +1,5 @@
 //! Writes to the cluster: the shared object of blocks, the Secret of certificates, the webhook's caBundle. Each by
-//! compare-and-swap: of two replicas one writes, the other reads.
+//! compare-and-swap: of two replicas one writes, the other reads. Not here: which blocks are claimed (`blocks`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
 //! Wires the processes together: arguments in, text and exit code out. The one place where errors become exit codes.
+//! Not here: the commands (`command`) and the daemon (`daemon`).
 
 use std::ffi::OsString;
 use std::io::{self, Write};

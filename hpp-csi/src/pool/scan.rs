@@ -1,4 +1,4 @@
-//! Loads a pool's reservations from the disk, and refreshes the usage of its volumes.
+//! Loads a pool's reservations from the disk, and refreshes the usage of its volumes. Not here: the sums (`accounting`).
 
 use std::collections::HashSet;
 use std::fs::File;

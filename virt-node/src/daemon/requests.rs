@@ -1,4 +1,5 @@
-//! Requests of clients and their answers: documents become objects, verbs become the wanted state.
+//! Requests of clients and their answers: documents become objects, verbs become the wanted state. Not here: the socket
+//! (`socket`), and the steps towards that state (`reconcile`).
 
 use std::sync::mpsc::Sender;
 

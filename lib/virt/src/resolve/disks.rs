@@ -1,4 +1,4 @@
-//! Disks: what each is to the guest, and how it is read and written.
+//! Disks: the device that the guest sees, and how it is read and written. Not here: the storage behind it (`volumes`).
 
 use std::collections::BTreeSet;
 

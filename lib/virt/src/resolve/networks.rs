@@ -1,4 +1,4 @@
-//! Network interfaces, and the networks they are on.
+//! Network interfaces, and the networks they are on. Not here: attaching them (lib/guest).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
