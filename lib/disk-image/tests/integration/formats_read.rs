@@ -100,7 +100,7 @@ fn same(ours: &[u8], theirs: &[u8], what: &str) {
     }
 }
 
-/// Readers that are nobody's kin. They count a VHD by its `current_size`, so only what both have is compared there.
+/// Readers that share no code with others. They count a VHD by its `current_size`, so only what both have is compared there.
 fn second_opinion(bytes: &[u8], image: &Path, format: Format, ours: &[u8], what: &str) {
     // 7-Zip reads a VHDX only of whole MiB, a packed VMDK only with its directory at the end.
     let seven_reads = match format {
