@@ -4,7 +4,7 @@
 //!  pod ─► bridge of a node (one for each way of checking, with as many attachments) ─► pod: time until all has arrived
 //! ```
 //!
-//! The least and the median of the rounds are compared. Nothing but the bridge differs between the nodes.
+//! The medians of the rounds are compared. Nothing but the bridge differs between the nodes.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

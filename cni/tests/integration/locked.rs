@@ -103,7 +103,8 @@ fn an_address_belongs_to_one_port_and_moves_when_that_ends() {
     let ended = Instant::now();
     host.make(&call_of(&host, "ADD", &two, &checked(), "c2")).result();
     two.ip("addr add 192.0.2.1/24 dev net1");
-    assert!(pings(&two, "192.0.2.9") && ended.elapsed() < Duration::from_secs(2), "it moved there");
+    assert!(pings(&two, "192.0.2.9"), "it moved there");
+    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub const TOLD: &str = "inside: told";
 pub fn guest(folder: &Path) -> Guest {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     let applets =
-        "sh mount umount modprobe cat find sort sed printf chmod sleep mke2fs reboot ip udhcpc httpd";
+        "sh mount umount modprobe cat find sort sed printf chmod sleep mke2fs reboot ip udhcpc httpd nc";
     let folders = ["mnt", "etc", "home/ann", "tmp", "root", "data", "www"];
     let tree = Tree::new(folder, &folders, applets, &sources.join("inside/init"));
     tree.modules(&DISK_MODULES);

@@ -39,8 +39,10 @@ pub(super) fn etcd(place: &Place) -> Vec<String> {
 }
 
 /// Writes are logged, so that tests can count them, and everything that the platform's accounts do, so that it can be compared
-/// with their rights.
+/// with their rights; of their questions about users' rights the text, too.
 pub(super) const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+    - {level: Request, userGroups: ['system:serviceaccounts:kubevirt-hyperconverged'], \
+       resources: [{group: authorization.k8s.io, resources: [subjectaccessreviews]}]}\n\
     - {level: Metadata, userGroups: ['system:serviceaccounts:kubevirt-hyperconverged']}\n\
     - {level: Metadata, verbs: [create, update, patch, delete, deletecollection]}\n- {level: None}\n";
 

@@ -24,6 +24,7 @@ mod logs;
 mod loss;
 pub(crate) mod machines;
 mod manifests;
+mod monitoring;
 mod mutants;
 pub(crate) mod networks;
 pub(crate) mod place;

@@ -1,9 +1,11 @@
-//! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the pools of
-//! the storage changed, many volumes, the platform removed and installed again, and a second node that shares a network of
-//! VMs, has claims of its own while programs are killed and a replica of the operator, dies and comes back.
+//! Tests that need a cluster for themselves: programs of the node and the platform killed, a MAC pool without a free address,
+//! another pod network, the pools of the storage changed, many volumes, the platform removed and installed again, and a second
+//! node that shares a network of VMs, has claims of its own while programs are killed and a replica of the operator, dies and
+//! comes back.
 //!
 //! One test; its parts follow each other. `FERROVIRT_PARTS=kills,install` runs some of them.
 
+mod addresses;
 mod claims;
 mod crowd;
 mod footprint;
@@ -24,9 +26,10 @@ use crate::platform::{hyperconverged, webhooks};
 type Part = (&'static str, fn());
 
 /// In the order in which they run: the last ones remove the platform and add a node.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("kills", kills::guest_outlives_every_program),
     ("memory", kills::memory_is_bounded),
+    ("addresses", addresses::follow_their_policy_and_run_out),
     ("webhooks", || webhooks::accepted_while_replaced("ferrovirt-operator", "app=ferrovirt-operator")),
     ("ptp", ptp::guest_is_on_a_point_to_point_network),
     ("pools", pools::follow_their_object),
@@ -51,7 +54,7 @@ fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_t
         let removal = parts.iter().position(|(name, _)| *name == "install").unwrap();
         parts.insert(parts.len() - 1, NAMESPACE);
         parts.insert(removal, DOWNLOADS);
-        parts.insert(3, FOOTPRINT);
+        parts.insert(4, FOOTPRINT);
     }
     if let Ok(selected) = std::env::var("FERROVIRT_PARTS") {
         let names: Vec<&str> = selected.split(',').collect();

@@ -73,6 +73,13 @@ fn an_import_continues_when_its_node_is_switched_on_again() {
     println!("switched off until Succeeded {:.1?}, {} MiB sent in all", off.elapsed(), server.sent() / MIB);
     timeline.at("DataVolume", "disk", "Succeeded");
     assert_eq!(timeline.phases("disk"), ["Pending", "ImportScheduled", "ImportInProgress", "Succeeded"]);
+    space.completed("disk");
+    for reason in ["ImportScheduled", "ImportInProgress", "ImportSucceeded"] {
+        until(&format!("one event {reason}"), || {
+            let events = space.events("disk");
+            (events.iter().filter(|event| event.0 == reason).count() == 1).then_some(())
+        });
+    }
     let restarts = space.get("DataVolume", "disk").unwrap()["status"]["restartCount"].as_u64();
     assert!(restarts.is_some_and(|count| count >= 1), "{restarts:?}");
     until("the claim has its volume", || {

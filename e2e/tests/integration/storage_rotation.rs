@@ -10,6 +10,7 @@ use std::thread;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use e2e::peer::flaky::Flaky;
+use e2e::peer::registry::Registry;
 use operator::storage::keys::{SECRET, SigningKeys};
 use operator::storage::tokens::{ANNOUNCED, PERIOD, RETIRED};
 use serde_json::{Value, json};
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use crate::storage::clones;
 use crate::storage::send::upload;
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, MIB, PLATFORM, apply, assert_same};
+use crate::storage::sources;
 use crate::storage::space::{Space, until};
 
 /// Makes all signing keys older by some seconds, as if the clock had moved on for them alone.
@@ -187,7 +189,7 @@ fn no_upload_fails_while_authorities_and_the_signing_key_change() {
 }
 
 #[test]
-fn a_cdi_object_sets_the_clone_strategy_and_the_proxy_of_imports() {
+fn a_cdi_object_sets_the_clone_strategy_and_the_proxy_and_registries_of_imports() {
     let (space, web) = clones::golden("settings", IMMEDIATE);
     // It answers every request with the disk, whatever the address is.
     let proxy = Flaky::start(CLUSTER.place(), &DISK.qcow2, 4 * MIB).unwrap();
@@ -195,12 +197,19 @@ fn a_cdi_object_sets_the_clone_strategy_and_the_proxy_of_imports() {
     let data = json!({"ca.pem": web.authority()});
     let map = json!({"metadata": {"name": "proxy-authority"}, "data": data});
     Space(PLATFORM.to_owned()).create("ConfigMap", map);
+    // Its certificate is of an authority of its own.
+    let registry = Registry::start(CLUSTER.place()).unwrap();
+    let image = sources::push(&registry, "disks/untrusted");
+    let mut untrusted = sources::pulled(&space, &registry, &image);
+    untrusted.as_object_mut().unwrap().remove("certConfigMap").unwrap();
     apply(
         &CLUSTER,
         &format!(
             "apiVersion: cdi.kubevirt.io/v1beta1\nkind: CDI\nmetadata: {{name: cdi}}\nspec:\n  \
              cloneStrategyOverride: copy\n  config:\n    featureGates: [HonorWaitForFirstConsumer]\n    \
-             importProxy: {{HTTPProxy: \"{address}\", trustedCAProxy: proxy-authority}}\n"
+             importProxy: {{HTTPProxy: \"{address}\", trustedCAProxy: proxy-authority}}\n    \
+             insecureRegistries: [\"{}\"]\n",
+            registry.address()
         ),
     );
     until("CDIConfig has the settings", || {
@@ -212,6 +221,7 @@ fn a_cdi_object_sets_the_clone_strategy_and_the_proxy_of_imports() {
     space.data_volume("copy", &golden, IMMEDIATE, "Filesystem", &json!({}));
     let http = json!({"http": {"url": "http://images.invalid/disk.qcow2"}});
     space.data_volume("proxied", &http, IMMEDIATE, "Filesystem", &json!({}));
+    space.data_volume("untrusted", &json!({"registry": untrusted}), IMMEDIATE, "Filesystem", &json!({}));
     let maps = || {
         let mut maps = space.all("ConfigMap");
         maps.retain(|map| map["metadata"]["name"].as_str().unwrap().starts_with("import-proxy-cm-"));
@@ -220,7 +230,7 @@ fn a_cdi_object_sets_the_clone_strategy_and_the_proxy_of_imports() {
     until("the importer has the proxy's authority", || {
         maps().first().map(|map| assert_eq!(map["data"], data))
     });
-    for name in ["copy", "proxied"] {
+    for name in ["copy", "proxied", "untrusted"] {
         space.phases(name, "Succeeded");
         assert_same(&space.file(name));
     }

@@ -432,12 +432,16 @@ pub enum Answer {
     },
 }
 
+/// Number in [`Stats`]: how many CPUs of the host each vCPU may run on, added up.
+pub const AFFINITY: &str = "vcpu.affinity";
+
 /// Counters of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Stats {
     /// Numbers by libvirt's names and in its units (virConnectGetAllDomainStats), such as `cpu.time` and `block.0.rd.bytes`.
     /// All that libvirt has: a launcher is as old as its guest, and later releases of its clients may read more of them.
+    /// [`AFFINITY`] is the launcher's own.
     pub numbers: BTreeMap<String, u64>,
     /// Names of disks and interfaces in the launch document, by the start of libvirt's names, such as `block.0` or `net.1`.
     pub names: BTreeMap<String, String>,

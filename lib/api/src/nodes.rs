@@ -6,7 +6,7 @@ pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 /// When the agent was last alive; older than five minutes, the operator takes the node for dead.
 pub const HEARTBEAT: &str = "kubevirt.io/heartbeat";
 /// Labels that begin so, and no others, are the processor's and are removed when they are not true any more.
-pub const PROCESSOR: [&str; 10] = [
+pub const PROCESSOR: [&str; 12] = [
     "cpu-feature.node.kubevirt.io/",
     "cpu-model.node.kubevirt.io/",
     "cpu-model-migration.node.kubevirt.io/",
@@ -16,6 +16,9 @@ pub const PROCESSOR: [&str; 10] = [
     "host-model-required-features.node.kubevirt.io/",
     "hyperv.node.kubevirt.io/",
     "kubevirt.io/realtime",
+    // `sev-es`, too.
+    "kubevirt.io/sev",
+    "kubevirt.io/tdx",
     "machine-type.node.kubevirt.io/",
 ];
 /// Whether the kubelet gives processors to pods alone: upstream's label before and now.

@@ -70,7 +70,12 @@ pub fn config_map(volume: &str) -> String {
 
 /// The image of a containerDisk, by its number among the instance's volumes ([`container_disks`]).
 pub fn container_disk(index: usize) -> String {
-    format!("{CONTAINER_DISKS}/disk_{index}.img")
+    format!("{CONTAINER_DISKS}/{}", container_disk_file(index))
+}
+
+/// The same, in [`CONTAINER_DISKS`].
+pub fn container_disk_file(index: usize) -> String {
+    format!("disk_{index}.img")
 }
 
 /// The file or device of a volume that was attached while the guest runs.

@@ -278,6 +278,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::install::monitoring::{self, Allowed};
 
     #[test]
     fn machines_and_instances_are_counted_under_upstreams_names() {
@@ -356,5 +357,45 @@ mod tests {
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn the_alert_about_disks_on_ceph_fires_while_a_machine_has_one_without_the_option() {
+        let objects = monitoring::objects("n", &Allowed::default(), None);
+        let groups = objects.iter().flat_map(|one| one["spec"]["groups"].as_array().into_iter().flatten());
+        let mut rules = groups.flat_map(|group| group["rules"].as_array().into_iter().flatten());
+        let alert = rules.find(|rule| rule["alert"] == "VMStorageClassWarning").unwrap();
+        let expression = alert["expr"].as_str().unwrap();
+        // Series above zero are counted, none is zero, and the alert fires above zero.
+        let metric =
+            expression.strip_prefix("(count(").unwrap().strip_suffix(" > 0) or vector(0)) > 0").unwrap();
+        let machine = |name: &str| -> Machine {
+            serde_json::from_value(
+                json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"template": {}}}),
+            )
+            .unwrap()
+        };
+        let machines = [machine("a"), machine("b")];
+        let affected = |bounces: &[bool]| {
+            let mut page = Page::default();
+            write_bounces(&mut page, machines.iter().zip(bounces.iter().copied()));
+            let text = page.text();
+            let series = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
+            let above = series.filter(|line| !line.ends_with(" 0"));
+            above.map(|line| line.trim_end_matches(" 1").to_owned()).collect::<Vec<_>>()
+        };
+        assert!(affected(&[]).is_empty() && affected(&[true, true]).is_empty(), "it does not fire");
+        assert_eq!(affected(&[true, false]), [format!("{metric}{{name=\"b\",namespace=\"n\"}}")]);
+        assert_eq!(affected(&[false, false]).len(), 2);
+        // The count has no labels: texts of the alert have none, and its runbook names the machines by the metric's.
+        assert!(!alert["annotations"].to_string().contains("$labels"), "{alert}");
+        let runbook = include_str!("../../../docs/runbooks/VMStorageClassWarning.md");
+        assert!(runbook.contains(&format!("`{metric} == 1` names the machines")));
+        assert!(include_str!("../../../docs/metrics.md").contains(&format!("`{metric}{{name,namespace}}`")));
+        let documented = include_str!("../../../docs/data-import.md");
+        assert!(
+            documented.contains("`mapOptions: krbd:rxbounce`")
+                && documented.contains("`VMStorageClassWarning`")
+        );
     }
 }

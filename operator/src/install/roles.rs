@@ -202,7 +202,7 @@ fn operator() -> Vec<Value> {
         // Limits that launcher pods have because of their namespace.
         rule("", &["resourcequotas"], &["list"]),
         rule("", &["namespaces"], &["get"]),
-        // Readiness gates of launcher pods.
+        // Readiness gates of launcher pods, and their networks.
         rule("", &["pods/status"], &["patch"]),
         rule("", &["persistentvolumeclaims"], WRITE),
         rule("", &["persistentvolumeclaims/finalizers"], &["update"]),

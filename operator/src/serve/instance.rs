@@ -79,8 +79,9 @@ pub(super) const VERBS: &[Verb] = &[
     change("unpause", Needs::Paused),
     change("softreboot", Needs::Reboot),
     change("reset", Needs::Running),
-    change("freeze", Needs::Guest),
-    change("unfreeze", Needs::Guest),
+    // As upstream, the node answers for a guest without an agent.
+    change("freeze", Needs::Running),
+    change("unfreeze", Needs::Running),
     read("guestosinfo"),
     read("userlist"),
     read("filesystemlist"),
@@ -430,6 +431,13 @@ mod tests {
             connected.status.phase = phase.to_owned();
             assert_eq!(said(connected.check_forward("vm")).map(|(code, _)| code), code, "{phase}");
         }
+    }
+
+    #[test]
+    fn freezes_are_refused_by_the_node_for_guests_without_an_agent() {
+        let needs = |name: &str| VERBS.iter().find(|verb| verb.name == name).unwrap().needs;
+        assert_eq!(["freeze", "unfreeze"].map(needs), [Needs::Running; 2]);
+        assert_eq!(["guestosinfo", "userlist", "filesystemlist"].map(needs), [Needs::Guest; 3]);
     }
 
     #[test]

@@ -17,8 +17,8 @@ const NAME_MAX: usize = 253;
 const SHORT_NAME_MAX: usize = 63;
 /// Access modes of claims.
 const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-/// Sources that `spec.source` may name.
-const SOURCES: [&str; 9] = ["http", "s3", "gcs", "registry", "pvc", "upload", "blank", "snapshot", "imageio"];
+/// Sources that volumes are filled from; others that the schema has are refused.
+const SOURCES: [&str; 8] = ["http", "s3", "gcs", "registry", "pvc", "upload", "blank", "snapshot"];
 
 /// Why an object is refused: one cause of a Status.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,7 +218,7 @@ fn source_ref(reference: &Value) -> Verdict {
 
 fn content(kind: &str, source: &Value, archive: bool, claim: &Value) -> Verdict {
     let at = |field: &str| format!("spec.source.{kind}{field}");
-    if kind == "vddk" || kind == "imageio" || !SOURCES.contains(&kind) {
+    if !SOURCES.contains(&kind) {
         return Err(cause(&at(""), format!("source {kind} is not supported")));
     }
     if archive && claim["volumeMode"] == "Block" {
@@ -468,6 +468,11 @@ mod tests {
                 json!({"pvc": claim, "source": {"vddk": {}}}),
                 "spec.source.vddk",
                 "source vddk is not supported",
+            ),
+            (
+                json!({"pvc": claim, "source": {"glance": {}}}),
+                "spec.source.glance",
+                "source glance is not supported",
             ),
             (
                 json!({"pvc": claim, "source": {"imageio": {}}}),

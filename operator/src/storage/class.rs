@@ -1,4 +1,6 @@
-//! Which storage class a claim gets, and whether a populator fills it.
+//! Which storage class a claim gets, whether a populator fills it, and the room that nodes have for volumes of a class.
+
+use std::collections::HashMap;
 
 use api::quantity;
 use serde_json::Value;
@@ -53,15 +55,25 @@ impl Classes {
     }
 }
 
-/// The largest volume of a class that a node has room for, by CSIStorageCapacities; `None` where the driver reports none.
-pub fn room(capacities: &[Value], class: &str) -> Option<u64> {
-    let own = capacities.iter().filter(|one| one["storageClassName"] == class);
-    // Without a quantity there is none left.
-    own.map(|one| {
-        let size = one["maximumVolumeSize"].as_str().or_else(|| one["capacity"].as_str());
-        size.and_then(|size| quantity::bytes(size).ok()).unwrap_or(0)
-    })
-    .max()
+/// The largest volume of each class that a node has room for, by CSIStorageCapacities.
+#[derive(Debug, Default)]
+pub struct Room(HashMap<String, u64>);
+
+impl Room {
+    /// Takes a CSIStorageCapacity into account.
+    pub fn add(&mut self, capacity: &Value) {
+        let size = capacity["maximumVolumeSize"].as_str().or_else(|| capacity["capacity"].as_str());
+        // Without a quantity there is none left.
+        let size = size.and_then(|size| quantity::bytes(size).ok()).unwrap_or(0);
+        let class = capacity["storageClassName"].as_str().unwrap_or_default();
+        let most = self.0.entry(class.to_owned()).or_default();
+        *most = size.max(*most);
+    }
+
+    /// The largest volume of a class, bytes; `None` where the driver reports none.
+    pub fn of(&self, class: &str) -> Option<u64> {
+        self.0.get(class).copied()
+    }
 }
 
 #[cfg(test)]
@@ -98,9 +110,11 @@ mod tests {
             json!({"storageClassName": "slow", "capacity": "1Ti"}),
             json!({"storageClassName": "full"}),
         ];
-        assert_eq!(room(&capacities, "fast"), Some(6 << 30));
-        assert_eq!(room(&capacities, "full"), Some(0));
-        assert_eq!(room(&capacities, "other"), None);
+        let mut room = Room::default();
+        capacities.iter().for_each(|capacity| room.add(capacity));
+        assert_eq!(room.of("fast"), Some(6 << 30));
+        assert_eq!(room.of("full"), Some(0));
+        assert_eq!(room.of("other"), None);
     }
 
     #[test]

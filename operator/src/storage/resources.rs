@@ -28,6 +28,8 @@ pub const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 pub const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 /// ConfigMaps.
 pub const CONFIG_MAPS: Resource = Resource::namespaced("", "v1", "configmaps");
+/// Events.
+pub const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 /// Storage classes.
 pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 /// Room for volumes on nodes.

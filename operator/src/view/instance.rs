@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::kubevirt::{MemoryDumpStatus, UtilityVolume, VolumeStatus};
+use api::kubevirt::{Domain, MemoryDumpStatus, UtilityVolume, VolumeStatus};
 use api::resource::Quantity;
 use serde::{Deserialize, Deserializer, Serialize};
 use virt::live::dump;
@@ -43,10 +43,14 @@ pub(crate) struct InstanceSpec {
     /// Its volumes, and those that its memory is dumped to.
     pub(crate) volumes: Vec<VolumeSource>,
     pub(crate) networks: Vec<Network>,
+    /// Names of its interfaces that are absent.
+    pub(crate) unplugged: Vec<String>,
     pub(crate) termination_grace_period_seconds: Option<u64>,
     pub(crate) eviction_strategy: Option<String>,
     /// Whether the guest keeps state besides its disks.
     pub(crate) keeps_state: bool,
+    /// Whether the guest has CPUs of the node to itself.
+    pub(crate) is_dedicated: bool,
     /// Whether the guest waits at its start until it is unpaused.
     pub(crate) starts_paused: bool,
     pub(crate) size: Size,
@@ -58,7 +62,9 @@ pub(crate) struct InstanceSpec {
 #[derive(Default)]
 struct Read {
     size: Size,
+    unplugged: Vec<String>,
     keeps_state: bool,
+    is_dedicated: bool,
     overhead: Option<u64>,
 }
 
@@ -66,12 +72,16 @@ struct Read {
 fn domain<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Read, D::Error> {
     let domain = serde_json::Value::deserialize(deserializer)?;
     let size = Size::deserialize(&domain).unwrap_or_default();
-    let Ok(domain) = serde_json::from_value(domain) else {
-        return Ok(Read { size, ..Read::default() });
+    let interfaces = domain["devices"]["interfaces"].as_array().into_iter().flatten();
+    let absent = interfaces.filter(|one| one["state"] == "absent");
+    let unplugged = absent.filter_map(|one| Some(one["name"].as_str()?.to_owned())).collect();
+    let Ok(domain) = serde_json::from_value::<Domain>(domain) else {
+        return Ok(Read { size, unplugged, ..Read::default() });
     };
     let memory = size.guest.or(size.requested).or(size.limit);
     let overhead = memory.map(|memory| virt::overhead::bytes(&domain, memory));
-    Ok(Read { size, keeps_state: virt::state::is_kept(&domain), overhead })
+    let is_dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement == Some(true));
+    Ok(Read { size, unplugged, keeps_state: virt::state::is_kept(&domain), is_dedicated, overhead })
 }
 
 /// A spec as the API server writes it, as far as it is read.
@@ -97,7 +107,7 @@ impl From<WrittenSpec> for InstanceSpec {
             termination_grace_period_seconds,
             eviction_strategy,
             start_strategy,
-            domain: Read { size, keeps_state, overhead },
+            domain: Read { size, unplugged, keeps_state, is_dedicated, overhead },
         } = written;
         let starts_paused = start_strategy.as_deref() == Some("Paused");
         let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
@@ -105,9 +115,11 @@ impl From<WrittenSpec> for InstanceSpec {
         Self {
             volumes,
             networks,
+            unplugged,
             termination_grace_period_seconds,
             eviction_strategy,
             keeps_state,
+            is_dedicated,
             starts_paused,
             size,
             overhead,

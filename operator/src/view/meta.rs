@@ -130,6 +130,7 @@ fn decided_on<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Str
             || prefix == "ferrovirt.io"
             || prefix == "volume.kubernetes.io"
             || name == "k8s.v1.cni.cncf.io/network-status"
+            || name == "k8s.v1.cni.cncf.io/networks"
             || name == virt::state::LABEL
     });
     Ok(all)

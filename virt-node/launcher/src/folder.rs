@@ -90,12 +90,15 @@ impl Folder {
 
     /// Makes what is found in a launcher pod besides: the uid of its instance, and QEMU's log at KubeVirt's place.
     pub(crate) fn prepare_pod(&self, uid: Option<&str>) -> Result<(), Error> {
-        let qemu = self.0.join("libvirt/qemu");
-        fs::create_dir_all(&qemu).map_err(|error| self.failed("make", &qemu, error))?;
-        let log = qemu.join("log");
-        match std::os::unix::fs::symlink("../../lv/log/qemu", &log) {
+        let logs = self.libvirt().join("log");
+        for folder in [&self.0.join("libvirt/qemu/log"), &logs] {
+            fs::create_dir_all(folder).map_err(|error| self.failed("make", folder, error))?;
+        }
+        // Tools pack KubeVirt's place as it is, so the link is at libvirt's.
+        let link = logs.join("qemu");
+        match std::os::unix::fs::symlink("../../libvirt/qemu/log", &link) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(self.failed("make", &log, error));
+                return Err(self.failed("make", &link, error));
             }
             Ok(()) | Err(_) => {}
         }

@@ -81,8 +81,19 @@ pub(super) fn from(spec: &DataVolumeSpec, uid: &str, size: u64, objects: &Object
     };
     let mut files = Vec::new();
     let mut access = Access { objects, job: &mut job, files: &mut files };
-    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, imageio: _, snapshot: _, vddk: _ } =
-        source;
+    let DataVolumeSource {
+        http,
+        s3,
+        gcs,
+        registry,
+        pvc,
+        blank,
+        upload,
+        glance: _,
+        imageio: _,
+        snapshot: _,
+        vddk: _,
+    } = source;
     if let Some(claim) = pvc {
         return Ok(Origin::Claim(claim.name));
     } else if upload.is_some() {

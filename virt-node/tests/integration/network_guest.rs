@@ -1,7 +1,7 @@
 //! Guests on their networks, with the launcher as it ships: first a stand-in for the guest, then Linux.
 
 use std::fs;
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::unix::fs::chown;
 use std::path::PathBuf;
 use std::process::Command;
@@ -225,6 +225,41 @@ fn solicit(place: &StandIn) -> Option<Ipv6Addr> {
     Some(address.addr)
 }
 
+/// Services of both families reach the guest: the machine translates their addresses to the pod's, as kube-proxy does. Rules of
+/// the machine, as an enforcer of NetworkPolicies sets them, deny the guest's port and allow it.
+fn services_reach(addresses: &[IpAddr]) {
+    for address in addresses {
+        let (family, flag, service) = match address {
+            IpAddr::V4(_) => ("ip", "-4", "203.0.113.80"),
+            IpAddr::V6(_) => ("ip6", "-6", "fd00:245::80"),
+        };
+        let route = ip(&format!("{flag} -o route get {address}"));
+        let device = route.split_once(" dev ").unwrap().1.split(' ').next().unwrap();
+        ip(&format!("{flag} route add {service} dev {device}"));
+        let nft = |rules: &str| run("nft", &[rules]);
+        let direct = SocketAddr::new(*address, 80);
+        let translated = SocketAddr::new(service.parse().unwrap(), 8000);
+        nft(&format!(
+            "table {family} test-service {{ chain output {{ type nat hook output priority -100; policy accept; \
+             {family} daddr {service} tcp dport 8000 dnat to {direct}; }}; }}"
+        ));
+        eventually("the guest's page through the Service", || page(translated));
+        let deny = |ports: &str| {
+            let daddr = format!("{family} daddr {address} tcp dport {ports} drop");
+            let hook = "type filter hook output priority 0; policy accept;";
+            nft(&format!("table {family} test-policy {{ chain output {{ {hook} {daddr}; }}; }}"));
+        };
+        for (ports, allowed) in [("!= 80", true), ("80", false)] {
+            deny(ports);
+            for way in [direct, translated] {
+                assert_eq!(page(way).is_some(), allowed, "{way}: {ports} denied");
+            }
+            nft(&format!("delete table {family} test-policy"));
+        }
+        assert!(page(translated).is_some(), "{address}: no port is denied any more");
+    }
+}
+
 #[test]
 fn a_guest_with_ipv6_gets_its_address_and_route() {
     let machine = Machine::new();
@@ -275,6 +310,7 @@ fn a_guest_with_ipv6_gets_its_address_and_route() {
     for address in &nic(&attached).addresses {
         assert_eq!(page((*address, 81).into()), None, "{address}: 81 is not on the list");
     }
+    services_reach(&nic(&attached).addresses);
     drop((place, launcher));
     detach(&machine.places, "default-vm").unwrap();
 }

@@ -140,8 +140,8 @@ fn forwards() {
     until_read(stdio.0.stdout.take().unwrap(), telling::PAGE);
 }
 
-/// A Service reaches the guest by a label of the VM's template, and rules at the pod's interface on the node, as an enforcer of NetworkPolicies sets them,
-/// hold for it.
+/// A Service reaches the guest by a label of the VM's template, and rules at the pod's interface on the node, as an enforcer of
+/// NetworkPolicies sets them, hold for it.
 fn service() {
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "page"},
@@ -165,10 +165,11 @@ fn service() {
     let chain = "{ type filter hook forward priority 0; policy accept;";
     nft(&format!("table ip e2e-policy {{ chain forward {chain} ip daddr {pod} tcp dport != 80 drop; }}; }}"));
     assert!(page(direct).is_some() && page(address).is_some(), "a port that is allowed");
+    assert!(!echoes(other), "a port that is denied");
     nft(&format!("add rule ip e2e-policy forward ip daddr {pod} tcp dport 80 drop"));
     assert!(page(direct).is_none() && page(address).is_none(), "a port that is denied");
     nft("delete table ip e2e-policy");
-    assert!(page(direct).is_some() && page(address).is_some());
+    assert!(page(direct).is_some() && page(address).is_some() && echoes(other));
     PLACE.delete(SERVICES, NAMESPACE, "page");
 }
 

@@ -145,6 +145,23 @@ fn network_addons_are_deployed_and_the_pools_range_is_kept() {
     assert_eq!(deployment["spec"]["replicas"], 1, "one node takes pods");
     assert_eq!(metric("kubevirt_cnao_cr_ready", ""), Some(1));
     assert_eq!(metric("kubevirt_cnao_cr_kubemacpool_deployed", ""), Some(1));
+    // Only VMs are attached to networks here.
+    let all = conditions(&get(CHILDREN[2].1));
+    assert!(all.iter().any(|one| one == "ferrovirt.io/MultusForVMsOnly=True"), "{all:?}");
+    // An object of another name.
+    let other = "networkaddonsconfig.networkaddonsoperator.network.kubevirt.io/other";
+    let object = json!({"apiVersion": config["apiVersion"], "kind": config["kind"], "metadata": {"name": "other"},
+        "spec": {"kubeMacPool": {}}});
+    let file = PLACE.cluster.place().path("other.json");
+    std::fs::write(&file, object.to_string()).unwrap();
+    PLACE.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
+    PLACE.until(PLATFORM, "the object of another name is refused", || {
+        let all = get(other)["status"]["conditions"].as_array().cloned()?;
+        let degraded = all.into_iter().find(|one| one["type"] == "Degraded" && one["status"] == "True")?;
+        degraded["message"].as_str()?.contains("\"other\" is ignored").then_some(())
+    });
+    PLACE.kubectl(&["delete", other]).unwrap();
+    assert_eq!(metric("kubevirt_cnao_cr_ready", ""), Some(1));
 }
 
 #[test]

@@ -39,8 +39,14 @@ fn stop_start_delete(namespace: &str, name: &str) -> Vec<String> {
         ask(namespace, name, answer);
         known.extend(PLACE.words(namespace));
     }
+    let machine = PLACE.find(MACHINES, namespace, name).unwrap();
+    let finalizers = machine["metadata"]["finalizers"].as_array().unwrap();
+    assert!(finalizers.iter().any(|one| one == "kubevirt.io/virtualMachineControllerFinalize"), "{machine}");
     PLACE.delete(MACHINES, namespace, name);
     PLACE.until(namespace, "the VM and what it made are gone", || {
+        let is_held = PLACE.find(MACHINES, namespace, name).is_some();
+        let has_instance = PLACE.find(INSTANCES, namespace, name).is_some();
+        assert!(is_held || !has_instance, "the VM is gone before its instance");
         let gone = [MACHINES, INSTANCES, DATA_VOLUMES, PODS]
             .iter()
             .all(|resource| PLACE.list(*resource, namespace).is_empty());

@@ -352,6 +352,13 @@ fn interfaces_come_and_go_while_the_guest_runs() {
         });
         guest.until(&format!("! grep -q {mac} /sys/class/net/*/address"));
         assert_eq!(listed(namespace, "vm").len(), 3);
+        // The pod of a VM that started with the interface named its network until now.
+        PLACE.until(namespace, "the pod's annotation does not name the network", || {
+            let pod = pod(namespace, "vm")?;
+            let networks = pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"].as_str()?;
+            let names = |name: &str| networks.contains(&pod_interface(name));
+            (names("lan") && names("more") && !names("plugged")).then_some(())
+        });
         apply(&before);
         PLACE.until(namespace, "the instance has followed", || {
             let spec = instance(namespace, "vm")["spec"]["networks"].clone();

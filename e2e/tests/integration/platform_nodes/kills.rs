@@ -1,6 +1,5 @@
 //! Every program around a guest is killed at a random moment; the guest counts on its disk and console and never stops.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,9 +15,10 @@ use serde_json::Value;
 
 use crate::platform::console::Console;
 use crate::platform::guest;
-use crate::platform::machines::{create_with, machine};
+use crate::platform::machines::create_with;
 use crate::platform::networks;
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform_nodes::addresses;
 
 const NAMESPACE: &str = "kills";
 /// How long a status may be wrong after a kill.
@@ -299,9 +299,6 @@ pub(crate) fn memory(program: Program) -> Memory {
     Memory::of(program.process().unwrap()).unwrap()
 }
 
-/// How many clients make the halted VMs.
-const CREATORS: usize = 8;
-
 /// The operator with many halted VMs and the agent with some guests stay within their memory.
 pub(crate) fn memory_is_bounded() {
     let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
@@ -311,22 +308,7 @@ pub(crate) fn memory_is_bounded() {
     let volumes: Vec<_> = (0..running)
         .map(|number| create_with(namespace, &format!("run{number}"), "Always", 0, &guest::beats()))
         .collect();
-    // At once: the MAC pool gives each an address of its own.
-    std::thread::scope(|scope| {
-        for first in 0..CREATORS {
-            scope.spawn(move || {
-                for number in (first..halted).step_by(CREATORS) {
-                    let volume = serde_json::json!({"persistentVolumeClaim": {"claimName": "none"}});
-                    let vm = machine(&format!("halted{number}"), "Halted", &volume);
-                    PLACE.create(MACHINES, namespace, &vm);
-                }
-            });
-        }
-    });
-    let machines = PLACE.list(MACHINES, namespace);
-    let mac = "/spec/template/spec/domain/devices/interfaces/0/macAddress";
-    let macs: BTreeSet<&str> = machines.iter().map(|vm| vm.pointer(mac).unwrap().as_str().unwrap()).collect();
-    assert_eq!((machines.len(), macs.len()), (halted + running, halted + running), "{macs:?}");
+    addresses::create_at_once(namespace, halted);
     for number in 0..running {
         PLACE.until_status(namespace, &format!("run{number}"), "Running");
     }

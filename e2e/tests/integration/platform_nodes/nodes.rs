@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::platform::guest;
 use crate::platform::machines::{mac, machine, until_answers};
 use crate::platform::place::{EVENTS, INSTANCES, MACHINES, PLACE};
-use crate::platform_nodes::{claims, crowd, join, kills, leaders};
+use crate::platform_nodes::{addresses, claims, crowd, join, kills, leaders};
 
 const NAMESPACE: &str = "nodes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -125,6 +125,7 @@ pub(crate) fn outlive_their_node() {
     storage::prepare_second(&PLACE.cluster, POOL).unwrap();
     let second = add_second(NAMESPACE);
     join::guests_of_two_nodes_share_a_network(&second);
+    addresses::are_unique_with_two_replicas();
     crowd::starts_on_two_nodes();
     claims::are_bound_once(&second);
     leaders::are_two_and_do_nothing_twice();

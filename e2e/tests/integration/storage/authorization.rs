@@ -206,6 +206,37 @@ fn absent_data_sources_and_namespaces_are_refused_unless_none_is_needed() {
     }
 }
 
+#[test]
+fn the_api_server_is_asked_with_all_attributes_of_the_user() {
+    let space = Space::new("authorization-extra");
+    let role = ["create", "rolebinding", "scoped", "--clusterrole=cluster-admin", "--user=scoped", "-n"];
+    assert!(CLUSTER.kubectl().args(role).arg(&space.0).output().unwrap().status.success());
+    let mut volume =
+        manifest("tried", &json!({"source": {"pvc": {"namespace": "default", "name": "golden"}}}));
+    volume["metadata"]["namespace"] = json!(space.0);
+    let path = format!("/apis/cdi.kubevirt.io/v1beta1/namespaces/{}/datavolumes?dryRun=All", space.0);
+    // An authorizer of the cluster may decide by attributes that RBAC does not look at.
+    until("a question has the user's groups and extra attributes", || {
+        let request = hyper::Request::post(&path)
+            .header("content-type", "application/json")
+            .header("impersonate-user", "scoped")
+            .header("impersonate-group", "restorers")
+            .header("impersonate-extra-scopes", "storage");
+        let request = request.body(volume.to_string().into_bytes()).unwrap();
+        let answer: kube::Result<Value> = CLUSTER.run(CLUSTER.client().request(request));
+        assert!(answer.is_err(), "RBAC gives no right: {answer:?}");
+        let mut asked = CLUSTER.audit().unwrap().filter(|event| {
+            event["objectRef"]["resource"] == "subjectaccessreviews"
+                && event["requestObject"]["spec"]["user"] == "scoped"
+        });
+        asked.find_map(|event| {
+            let spec = &event["requestObject"]["spec"];
+            let groups = spec["groups"].as_array()?.contains(&json!("restorers"));
+            (groups && spec["extra"]["scopes"] == json!(["storage"])).then_some(())
+        })
+    });
+}
+
 /// The annotation with a token.
 const TOKEN: &str = "cdi.kubevirt.io/storage.clone.token";
 

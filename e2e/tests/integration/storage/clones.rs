@@ -254,6 +254,35 @@ fn a_disk_is_copied_where_the_storage_cannot_clone() {
 }
 
 #[test]
+fn a_source_in_use_is_copied_later_and_a_smaller_target_is_refused() {
+    let (space, _web) = golden("clones-used", IMMEDIATE);
+    let source = json!({"pvc": {"namespace": space.0, "name": "golden"}});
+    space.consumer("golden", "Filesystem");
+    until("a pod writes to the source", || {
+        (space.get("Pod", "consumer-golden")?["status"]["phase"] == "Running").then_some(())
+    });
+    let reports = |name: &str, reason: &str, text: &str| {
+        until(&format!("{name} reports {reason}"), || {
+            let (status, found, message) = space.condition(name, "Running")?;
+            (status == "False" && found == reason && message.starts_with(text)).then_some(())
+        });
+        space.warned(name, reason, text);
+    };
+    // Another volume mode is copied.
+    space.data_volume("copy", &source, IMMEDIATE, "Block", &json!({}));
+    let text = format!("pod {}/consumer-golden using PersistentVolumeClaim golden", space.0);
+    reports("copy", "CloneSourceInUse", &text);
+    space.delete("Pod", "consumer-golden");
+    space.phases("copy", "Succeeded");
+    assert_same(&space.file("copy"));
+    let storage = json!({"storageClassName": IMMEDIATE, "resources": {"requests": {"storage": "32Mi"}}});
+    let spec = json!({"source": source, "storage": storage});
+    space.create("DataVolume", json!({"metadata": {"name": "smaller"}, "spec": spec}));
+    reports("smaller", "CloneValidationFailed", "The clone doesn't meet the validation requirements");
+    assert_eq!(space.get("PersistentVolumeClaim", "smaller").unwrap()["status"]["phase"], "Pending");
+}
+
+#[test]
 fn a_disk_is_cloned_by_snapshot_and_grows() {
     let class = class("snapshot", "Immediate");
     let (space, _web) = golden("clones-snapshots", &class);

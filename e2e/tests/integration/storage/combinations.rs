@@ -248,6 +248,11 @@ impl<'a> Case<'a> {
         let ended = running.iter().position(|state| state == "False Completed").unwrap();
         let again = running[ended..].iter().any(|state| state.starts_with("True"));
         assert!(!again, "{name} runs once: {running:?}");
+        if matches!(self.work, Work::Import | Work::Upload(_)) {
+            let mut statuses: Vec<bool> = running.iter().map(|state| state.starts_with("True")).collect();
+            statuses.dedup();
+            assert!(statuses.iter().filter(|runs| **runs).count() <= 1, "{name} runs once: {running:?}");
+        }
         let file = space.file(&name);
         match self.content {
             Content::Disk => assert_same(&file),
@@ -438,4 +443,6 @@ fn combinations_that_cannot_be_are_refused() {
     refused(imageio, "kubevirt", "Filesystem", "source imageio is not supported");
     let vddk = json!({"vddk": {"url": "https://a.invalid", "uuid": "1", "backingFile": "a", "thumbprint": "a", "secretRef": "a"}});
     refused(vddk, "kubevirt", "Filesystem", "source vddk is not supported");
+    let glance = json!({"glance": {"url": "https://a.invalid/v2/images/1/file", "secretRef": "a"}});
+    refused(glance, "kubevirt", "Filesystem", "source glance is not supported");
 }

@@ -261,6 +261,8 @@ fn an_image_behind_a_login_is_polled_by_a_pod_and_imported_again() {
     platform::restart();
     let second = pointed(&space, &first);
     assert_same(&space.file(&second));
+    until("the old import is gone", || space.get("DataVolume", &first).is_none().then_some(()));
+    assert_eq!(space.names("DataVolume"), [second], "one import is made, and one is kept");
     until("no pod is left", || space.names("Pod").is_empty().then_some(()));
 }
 

@@ -14,7 +14,7 @@ use crate::storage::space::{Space, until};
 use crate::storage::{clones, platform, sources};
 
 /// Kinds of DataVolumes: one is made of each in a round.
-const KINDS: [&str; 15] = [
+const KINDS: [&str; 19] = [
     "file",
     "device",
     "direct",
@@ -23,10 +23,14 @@ const KINDS: [&str; 15] = [
     "copy",
     "direct-copy",
     "restored",
+    "restored-copy",
     "smart",
+    "grown",
     "referring",
     "pulled",
+    "pulled-by-node",
     "stored",
+    "in-bucket",
     "archive",
     "upload",
     "slow-upload",
@@ -45,7 +49,11 @@ fn kills() -> u64 {
 struct Origins {
     far: Space,
     web: Web,
+    /// A public bucket of Google Cloud Storage.
+    bucket: Web,
     pulled: Value,
+    /// The same image, by the node.
+    by_node: Value,
     stored: Value,
     class: String,
 }
@@ -56,6 +64,7 @@ impl Origins {
         let http = json!({"http": {"url": self.web.url("disk.qcow2")}});
         let golden = json!({"pvc": {"namespace": self.far.0, "name": "golden"}});
         let taken = json!({"snapshot": {"namespace": self.far.0, "name": "taken"}});
+        let bucket = json!({"gcs": {"url": self.bucket.url("bucket/disk.qcow2")}});
         let (none, blank, upload) = (json!({}), json!({"blank": {}}), json!({"upload": {}}));
         let forced = json!({"cdi.kubevirt.io/storage.bind.immediate.requested": ""});
         let direct = json!({"cdi.kubevirt.io/storage.usePopulator": "false"});
@@ -68,9 +77,12 @@ impl Origins {
             ("copy", &golden, IMMEDIATE, "Block", &none),
             ("direct-copy", &golden, IMMEDIATE, "Filesystem", &direct),
             ("restored", &taken, IMMEDIATE, "Filesystem", &none),
+            ("restored-copy", &taken, IMMEDIATE, "Block", &none),
             ("smart", &golden, self.class.as_str(), "Filesystem", &none),
             ("pulled", &self.pulled, IMMEDIATE, "Filesystem", &none),
+            ("pulled-by-node", &self.by_node, IMMEDIATE, "Filesystem", &none),
             ("stored", &self.stored, IMMEDIATE, "Filesystem", &none),
+            ("in-bucket", &bucket, IMMEDIATE, "Filesystem", &none),
             ("upload", &upload, IMMEDIATE, "Filesystem", &none),
             ("slow-upload", &upload, IMMEDIATE, "Filesystem", &none),
         ] {
@@ -82,14 +94,16 @@ impl Origins {
         });
         let reference = json!({"kind": "DataSource", "namespace": self.far.0, "name": "golden"});
         let referring = json!({"sourceRef": reference, "storage": storage});
-        for (kind, spec) in [("archive", unpacked), ("referring", referring)] {
+        let mut grown = json!({"source": golden, "storage": storage});
+        grown["storage"]["resources"]["requests"]["storage"] = json!("192Mi");
+        for (kind, spec) in [("archive", unpacked), ("referring", referring), ("grown", grown)] {
             space.create("DataVolume", json!({"metadata": {"name": name(kind)}, "spec": spec}));
         }
     }
 }
 
 /// Makes the claim `golden`, its snapshot and its DataSource, and lets claims of another namespace be cloned from it.
-fn origins(space: &Space, web: Web, registry: &Registry, stored: Value) -> Origins {
+fn origins(space: &Space, [web, bucket]: [Web; 2], registry: &Registry, stored: Value) -> Origins {
     let far = Space::new("killed-far");
     let http = json!({"http": {"url": web.url("disk.qcow2")}});
     far.data_volume("golden", &http, IMMEDIATE, "Filesystem", &json!({}));
@@ -119,7 +133,14 @@ fn origins(space: &Space, web: Web, registry: &Registry, stored: Value) -> Origi
     space.create("VolumeCloneSource", json!({"metadata": {"name": "golden"}, "spec": {"source": reference}}));
     let image = sources::push(registry, "disks/killed");
     let pulled = json!({"registry": sources::pulled(space, registry, &image)});
-    Origins { far, web, pulled, stored, class: clones::class("snapshot", "Immediate") }
+    CLUSTER.trust_registry(&registry.address(), registry.authority()).unwrap();
+    let login = json!({".dockerconfigjson": registry.docker_config()});
+    let login =
+        json!({"metadata": {"name": "login"}, "type": "kubernetes.io/dockerconfigjson", "stringData": login});
+    space.create("Secret", login);
+    let by_node = json!({"url": format!("docker://{image}"), "pullMethod": "node", "secretRef": "login"});
+    let (by_node, class) = (json!({"registry": by_node}), clones::class("snapshot", "Immediate"));
+    Origins { far, web, bucket, pulled, by_node, stored, class }
 }
 
 /// Volumes of claims of a namespace that are gone.
@@ -140,8 +161,10 @@ fn transfers_are_done_once_although_their_controllers_are_killed() {
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
     assert!(ARCHIVE.exists());
     let registry = Registry::start(CLUSTER.place()).unwrap();
-    let (store, _root) = sources::store();
-    let origins = origins(&space, web, &registry, sources::object(&space, &store, "disk.qcow2"));
+    let (store, root) = sources::store();
+    let bucket = Web::start(CLUSTER.place(), root.path()).unwrap();
+    let stored = sources::object(&space, &store, "disk.qcow2");
+    let origins = origins(&space, [web, bucket], &registry, stored);
     let http = json!({"http": {"url": origins.web.url("disk.qcow2")}});
     let far = json!({FAR: origins.far.0});
     let bytes = std::fs::read(&DISK.qcow2).unwrap();
@@ -199,6 +222,9 @@ fn transfers_are_done_once_although_their_controllers_are_killed() {
         }
         let smart = space.get("PersistentVolumeClaim", &name("smart")).unwrap();
         assert_eq!(smart["metadata"]["annotations"]["cdi.kubevirt.io/cloneType"], "snapshot");
+        let grown = space.get("PersistentVolumeClaim", &name("grown")).unwrap();
+        let capacity = grown["status"]["capacity"]["storage"].as_str().unwrap();
+        assert!(api::quantity::bytes(capacity).unwrap() >= 192 << 20, "{capacity}");
         for kind in CLAIMS {
             let name = name(kind);
             until(&format!("{name} is filled"), || {

@@ -14,7 +14,8 @@ use crate::storage::setup::CLUSTER;
 use crate::storage::space::{Space, api};
 
 /// Kind, name, and state: `made`, each phase of a DataVolume, or `done` of a pod with a container that succeeded. For
-/// the conditions of a DataVolume the kind is their type, and the state is status and reason.
+/// the conditions of a DataVolume the kind is their type, and the state is status and reason; for each report of its
+/// progress the kind is `Progress`.
 type TimelineStep = (&'static str, String, String);
 
 /// The state of an object that exists.
@@ -125,6 +126,8 @@ fn steps(kind: &'static str, object: &DynamicObject) -> Vec<TimelineStep> {
     }
     let phase = status["phase"].as_str().filter(|phase| !phase.is_empty());
     steps.extend(phase.map(|phase| (kind, name.clone(), phase.to_owned())));
+    let progress = status["progress"].as_str().filter(|progress| !["", "N/A", "100.0%"].contains(progress));
+    steps.extend(progress.map(|progress| ("Progress", name.clone(), progress.to_owned())));
     for condition in status["conditions"].as_array().into_iter().flatten() {
         let text = |field: &str| condition[field].as_str().unwrap_or_default();
         let state = format!("{} {}", text("status"), text("reason")).trim_end().to_owned();

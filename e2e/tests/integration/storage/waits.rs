@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::storage::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, apply};
 use crate::storage::space::{Space, until};
+use crate::storage::timeline::Timeline;
 
 /// Bar until the condition has the reason.
 const REPORTED: Duration = Duration::from_secs(10);
@@ -103,6 +104,10 @@ fn a_waiting_data_volume_reports_the_reason() {
     says(&space, "unpulled", &pulled, IMMEDIATE, "ImagePull", &[&host, "refused"]);
     let fetched = json!({"registry": {"url": image}});
     says(&space, "unfetched", &fetched, IMMEDIATE, "ImagePullFailed", &[&host, "refused"]);
+    // Accepted as by CDI, and no file of the importer's pod.
+    let archive = "oci-archive:/images/none.tar";
+    let packed = json!({"registry": {"url": archive}});
+    says(&space, "packed", &packed, IMMEDIATE, "ImagePullFailed", &[archive]);
     let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});
     says(&space, "sourceless", &clone, IMMEDIATE, "CloneWithoutSource", &["nothing doesn't exist"]);
     let claim = space.get("PersistentVolumeClaim", "sourceless").unwrap();
@@ -115,6 +120,37 @@ fn a_waiting_data_volume_reports_the_reason() {
         events.iter().all(|(reason, message)| reason != "WaitForFirstConsumer" || !own(message)),
         "waiting is not a fault: {events:?}"
     );
+}
+
+#[test]
+fn many_waiting_data_volumes_report_the_reason_as_soon_as_one() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let space = Space::new("waits-many");
+    apply(
+        &CLUSTER,
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-nowhere}\n\
+         provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+         parameters: {storagePool: nowhere}\n",
+    );
+    let timeline = Timeline::start(&space);
+    let names: Vec<String> =
+        (0..if soak { 200 } else { 20 }).map(|number| format!("waiting{number:03}")).collect();
+    for name in &names {
+        space.data_volume(name, &json!({"blank": {}}), "hostpath-nowhere", "Filesystem", &json!({}));
+    }
+    let mut times = Vec::new();
+    for name in &names {
+        let reported = until(&format!("{name} reports its wait"), || {
+            let states = timeline.states("Running", name);
+            states.into_iter().find(|state| state.starts_with("False Provisioning"))
+        });
+        let made = timeline.at("DataVolume", name, "made");
+        times.push(timeline.at("Running", name, &reported).duration_since(made));
+    }
+    let longest = times.iter().max().unwrap();
+    println!("{} DataVolumes without room: reported after {longest:.1?} at most", times.len());
+    assert!(*longest < bar(REPORTED), "{times:?}");
+    space.delete("Namespace", &space.0);
 }
 
 #[test]

@@ -28,8 +28,8 @@ pub use populator::{
 };
 pub use profile::{ClaimPropertySet, StorageProfile, StorageProfileSpec, StorageProfileStatus};
 pub use source::{
-    BlankSource, ClaimSource, DataVolumeSource, HttpSource, ImageioSource, ObjectSource, Platform,
-    RegistrySource, UploadSource, VddkSource,
+    BlankSource, ClaimSource, DataVolumeSource, GlanceSource, HttpSource, ImageioSource, ObjectSource,
+    Platform, RegistrySource, UploadSource, VddkSource,
 };
 pub use transfer::{
     ObjectTransfer, ObjectTransferSpec, ObjectTransferStatus, TransferSource, TransferTarget,

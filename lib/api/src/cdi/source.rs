@@ -19,6 +19,8 @@ resource! {
         pub blank: Option<BlankSource>,
         /// Data that a client uploads.
         pub upload: Option<UploadSource>,
+        /// OpenStack image service (not supported).
+        pub glance: Option<GlanceSource>,
         /// oVirt image service (not supported).
         pub imageio: Option<ImageioSource>,
         /// VolumeSnapshot that is cloned.
@@ -53,6 +55,16 @@ resource! {
         pub checksum: Option<String>,
         /// Whether the server's certificate is left unverified. Default: false.
         pub insecure_skip_verify: Option<bool>,
+    }
+
+    /// OpenStack image service (not supported).
+    pub struct GlanceSource {
+        /// ConfigMap with CA certificates.
+        pub cert_config_map: Option<String>,
+        /// Secret with the credentials.
+        pub secret_ref: Option<String>,
+        /// URL of the image.
+        pub url: Option<String>,
     }
 
     /// oVirt image service (not supported).

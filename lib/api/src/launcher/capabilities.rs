@@ -48,4 +48,6 @@ pub struct Processors {
     pub features: Vec<String>,
     /// Hyper-V enlightenments.
     pub hyperv: Vec<String>,
+    /// Kinds of encryption of guests' memory: `sev`, `sev-es`, `tdx`.
+    pub encryption: Vec<String>,
 }

@@ -33,6 +33,10 @@ const ADDED: [(&str, &str); 8] = [
     ),
 ];
 
+/// A field that ours has and upstream's has not, in every kind with sources of DataVolumes. Upstream had this source as an
+/// annotation of claims only; as a field it is refused with a reason, and not as an unknown one.
+const REFUSED: &str = ".source.glance: added";
+
 #[derive(Clone, Default, Debug)]
 struct Field {
     required: bool,
@@ -211,7 +215,11 @@ fn schemas_have_the_fields_types_and_facts_of_upstream() {
             "{}: fields that are listed as added are not",
             definition.kind
         );
-        differences.extend(found.into_iter().filter(|one| !added(one)).map(|one| format!("{outline} {one}")));
+        let refused = |one: &String| one.ends_with(REFUSED);
+        let with_sources = ["DataVolume", "VolumeImportSource"].contains(&definition.kind);
+        assert!(!with_sources || found.iter().any(refused), "{outline} has not the source");
+        found.retain(|one| !added(one) && !refused(one));
+        differences.extend(found.into_iter().map(|one| format!("{outline} {one}")));
     }
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
 }

@@ -163,6 +163,7 @@ const DATA_VOLUME: &[Row] = &[
     only_cluster("pvc.volumeAttributesClassName"),
     only_cluster("pvc.volumeName"),
     only_cluster("serviceAccountName"),
+    row("source.glance", Error, "not planned"),
     row("source.imageio", Error, "not planned"),
     refused_alone("source.registry.imageStream", "image streams are OpenShift's; use url"),
     refused_alone("source.snapshot", "not supported yet: use source.pvc"),

@@ -277,7 +277,8 @@ fn data_volume(at: &str, spec: &DataVolumeSpec, external: bool, findings: &mut F
 }
 
 fn data_source(at: &str, source: &DataVolumeSource, findings: &mut Findings) {
-    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, imageio, snapshot, vddk } = source;
+    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, glance, imageio, snapshot, vddk } =
+        source;
     let given = [
         http.is_some(),
         s3.is_some(),
@@ -286,6 +287,7 @@ fn data_source(at: &str, source: &DataVolumeSource, findings: &mut Findings) {
         pvc.is_some(),
         blank.is_some(),
         upload.is_some(),
+        glance.is_some(),
         imageio.is_some(),
         snapshot.is_some(),
         vddk.is_some(),

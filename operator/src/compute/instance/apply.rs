@@ -147,13 +147,12 @@ async fn act(
             Step::ConfirmPods => continue,
             Step::Gate { pod, uid, place, open } => {
                 let key = Key::new(&meta.namespace, pod);
-                let written = write_gate(&context.client, &key, uid, *place, *open).await;
-                if let Err(error) = written
-                    && !error.is_not_found()
-                {
-                    tracing::debug!(vmi = %key, error = error.chain(), "cannot write a readiness gate; retrying");
-                    retry = true;
-                }
+                retry |= is_left(&key, write_gate(&context.client, &key, uid, *place, *open).await);
+                continue;
+            }
+            Step::Networks { pod, uid, before, after } => {
+                let key = Key::new(&meta.namespace, pod);
+                retry |= is_left(&key, write_networks(&context.client, &key, uid, before, after).await);
                 continue;
             }
             Step::CreateState => create_state(context, instance).await,
@@ -187,8 +186,9 @@ async fn act(
         }
     }
     let desired = status(observed, planned, refused.as_ref());
-    if let Some(event) = event::unresponsive(planned, instance) {
-        context.record(API_VERSION, KIND, meta, &event);
+    let found = [event::unresponsive(planned, instance), event::not_guaranteed(&desired, instance)];
+    for event in found.iter().flatten() {
+        context.record(API_VERSION, KIND, meta, event);
     }
     let unplugged = event::unplugged(volumes);
     let volumes = hotplug::patch(volumes, instance);
@@ -246,6 +246,31 @@ impl From<cluster::Error> for Failed {
         let message = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
         Self::Refused { message, again: true }
     }
+}
+
+/// Whether a launcher pod is still to be written.
+fn is_left(pod: &Key, written: cluster::Result<()>) -> bool {
+    match written {
+        Err(error) if !error.is_not_found() => {
+            tracing::debug!(%pod, error = error.chain(), "cannot write the launcher pod; retrying");
+            true
+        }
+        Ok(()) | Err(_) => false,
+    }
+}
+
+/// Writes the networks of a pod, if they are as they were read.
+async fn write_networks(
+    client: &Client,
+    key: &Key,
+    uid: &str,
+    before: &str,
+    after: &str,
+) -> cluster::Result<()> {
+    let path = JsonPatch::pointer(["metadata", "annotations", launcher::NETWORKS]);
+    let patch = JsonPatch::new().test("/metadata/uid", uid).test(path.clone(), before).replace(path, after);
+    // A pod's spec cannot be changed through its status, and no right to change pods is needed.
+    client.json_patch::<IgnoredAny>(PODS.sub("status"), key, &patch).await.map(drop)
 }
 
 /// Opens or closes the readiness gate of a pod, which has the condition at `place` or not at all.

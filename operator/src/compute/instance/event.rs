@@ -2,10 +2,10 @@
 
 use super::hotplug::Change;
 use super::plan::{Plan, Step};
-use super::status::CreateError;
+use super::status::{CreateError, Desired, NOT_GUARANTEED};
 use crate::compute::event::Event;
 use crate::compute::launcher::{Purpose, pod_name};
-use crate::view::Instance;
+use crate::view::{Condition, Instance, is_false};
 
 /// The event of a step that was done.
 pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
@@ -28,7 +28,12 @@ pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
             let text = format!("Deleted hotplug attachment pod {name}, for volume {volume}");
             Some(Event::normal("SuccessfulDelete", text))
         }
-        Step::CreateState | Step::Gate { .. } | Step::ConfirmPods | Step::Release(_) | Step::Wait(_) => None,
+        Step::CreateState
+        | Step::Gate { .. }
+        | Step::Networks { .. }
+        | Step::ConfirmPods
+        | Step::Release(_)
+        | Step::Wait(_) => None,
     }
 }
 
@@ -64,6 +69,7 @@ pub(super) fn refused(step: &Step, instance: &Instance, error: String) -> (Creat
         | Step::CreateProvisioner
         | Step::DeletePod { .. }
         | Step::Gate { .. }
+        | Step::Networks { .. }
         | Step::ConfirmPods
         | Step::Release(_)
         | Step::Wait(_) => {
@@ -96,6 +102,13 @@ fn failed(refusal: &str) -> Event {
     Event::warning("FailedCreate", message)
 }
 
+/// The event of an instance whose pod is found not to be Guaranteed, which it has to be.
+pub(super) fn not_guaranteed(desired: &Desired, instance: &Instance) -> Option<Event> {
+    let is_it = |conditions: &[Condition]| is_false(conditions, "Synchronized") == Some(NOT_GUARANTEED);
+    (is_it(&desired.conditions) && !is_it(&instance.status.conditions))
+        .then(|| Event::warning(NOT_GUARANTEED, "failed to guarantee pod resources".to_owned()))
+}
+
 /// The event of an instance that failed because its node is silent.
 pub(super) fn unresponsive(plan: &Plan, instance: &Instance) -> Option<Event> {
     let node = &instance.status.node_name;
@@ -107,8 +120,40 @@ pub(super) fn unresponsive(plan: &Plan, instance: &Instance) -> Option<Event> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::status::status;
+    use super::super::tests::{Scene, instance, pod};
     use super::*;
     use crate::view::VolumeEntry;
+
+    #[test]
+    fn a_guest_with_dedicated_cpus_is_not_handed_over_in_a_pod_that_is_not_guaranteed() {
+        let scene = |dedicated: bool, class: &str| {
+            let mut instance = instance("Scheduling");
+            instance["spec"]["domain"] = json!({
+                "cpu": {"cores": 1, "dedicatedCpuPlacement": dedicated}, "memory": {"guest": "1Gi"}, "devices": {},
+            });
+            let mut pod = pod("Running", true);
+            pod["status"]["qosClass"] = json!(class);
+            Scene::new(instance, &[pod])
+        };
+        let warning = || Event::warning(NOT_GUARANTEED, "failed to guarantee pod resources".to_owned());
+        for (dedicated, class, phase, expected) in [
+            (true, "Burstable", "Scheduling", Some(warning())),
+            (true, "Guaranteed", "Scheduled", None),
+            (false, "Burstable", "Scheduled", None),
+        ] {
+            scene(dedicated, class).with(|observed, plan| {
+                let desired = status(observed, plan, None);
+                assert_eq!(desired.phase, phase, "{dedicated} {class}");
+                assert_eq!(not_guaranteed(&desired, observed.instance), expected, "{dedicated} {class}");
+                let mut later = observed.instance.clone();
+                later.status.conditions.clone_from(&desired.conditions);
+                assert_eq!(not_guaranteed(&desired, &later), None, "it is reported once");
+            });
+        }
+    }
 
     #[test]
     fn a_volume_without_an_entry_any_more_is_unplugged() {

@@ -3,6 +3,7 @@
 mod apply;
 mod event;
 mod hotplug;
+mod networks;
 mod patch;
 mod plan;
 mod status;

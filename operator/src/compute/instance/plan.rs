@@ -11,6 +11,7 @@
 use virt::status::pod::UNPAUSED;
 
 use super::super::volumes::{Readiness, Volume};
+use super::networks;
 use crate::compute::launcher::State;
 use crate::compute::{clock, nodes};
 use crate::storage::names::PROVISIONS;
@@ -74,6 +75,8 @@ pub(super) enum Step {
     DeleteAttachment { name: String, uid: String, volume: String },
     /// Open or close the readiness gate of a pod: it is the condition at this place, or a new one.
     Gate { pod: String, uid: String, place: Option<usize>, open: bool },
+    /// Write the networks of a pod, which are as they were read.
+    Networks { pod: String, uid: String, before: String, after: String },
     /// List the pods at the API server and plan again.
     ConfirmPods,
     /// Remove these finalizers.
@@ -146,6 +149,13 @@ impl Observed<'_> {
         worst
     }
 
+    /// Whether the guest needs CPUs of the node to itself, and its pod runs without being Guaranteed: the kubelet's CPU manager
+    /// gives it none.
+    pub(super) fn lacks_guarantee(&self) -> bool {
+        let lacks = |pod: &Pod| pod.compute_runs() && pod.status.qos_class != "Guaranteed";
+        self.instance.spec.is_dedicated && self.launcher().is_some_and(lacks)
+    }
+
     /// Whether the agent of the instance's node has stopped reporting.
     pub(super) fn node_unresponsive(&self) -> bool {
         self.node.is_some_and(|node| nodes::plan::is_unresponsive(node, self.now))
@@ -187,6 +197,7 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
         clean(observed, &mut steps);
     } else {
         steps.extend(gate(observed));
+        steps.extend(networks::step(observed));
     }
     for pod in observed.pods.iter().filter(|pod| is_provisioner(pod) && !pod.metadata.deleting()) {
         let unused = ends || pod.is_down() || observed.storage() != Storage::NeedsProvisioner;
@@ -205,7 +216,12 @@ fn next_phase(observed: &Observed<'_>, steps: &mut Vec<Step>) -> (Phase, Option<
         "Scheduling" => match launcher {
             None => gone(observed, steps),
             Some(pod) if pod.is_down() => (Phase::Failed, None),
-            Some(pod) if pod.compute_runs() && !pod.metadata.deleting() && is_filled(observed) => {
+            Some(pod)
+                if pod.compute_runs()
+                    && !pod.metadata.deleting()
+                    && is_filled(observed)
+                    && !observed.lacks_guarantee() =>
+            {
                 (Phase::Scheduled, None)
             }
             Some(_) => (Phase::Kept, None),

@@ -13,7 +13,7 @@ use crate::compute::{clock, conditions};
 use crate::view::{Condition, InterfaceStatus, PhaseTransition, Pod, condition, is_false, is_true};
 
 /// Reasons of Synchronized=False that the controller sets, and removes when they no longer hold.
-const OWN_REASONS: [&str; 8] = [
+const OWN_REASONS: [&str; 9] = [
     "FailedCreate",
     "FailedHotplugSync",
     "FailedBackendStorageCreate",
@@ -22,7 +22,10 @@ const OWN_REASONS: [&str; 8] = [
     "ImagePullBackOff",
     "FailedDataVolume",
     "FailedVolume",
+    NOT_GUARANTEED,
 ];
+/// Reason of Synchronized=False, and of an event, while a guest with dedicated CPUs has a pod that is not Guaranteed.
+pub(super) const NOT_GUARANTEED: &str = "FailedGuaranteeResources";
 /// User that a guest runs as.
 const RUNTIME_USER: u32 = 107;
 
@@ -232,6 +235,7 @@ fn synchronized(
     match launcher.and_then(Pod::image_problem) {
         Some(problem) if problem.reason == "ImagePullBackOff" => no("ImagePullBackOff", &problem.message),
         Some(problem) => no("ErrImagePull", &problem.message),
+        None if observed.lacks_guarantee() => no(NOT_GUARANTEED, "failed to guarantee pod resources"),
         None => {
             if is_false(all, KIND).is_some_and(|reason| OWN_REASONS.contains(&reason)) {
                 conditions::remove(all, KIND);

@@ -35,7 +35,9 @@ use thiserror::Error;
 
 pub(super) use attachment::{Attachment, OWNER_NAME, OWNER_UID, VOLUME, attachment, attachment_name};
 pub(super) use name::{label_value, pod_name};
-pub(super) use network::{NETWORKS_MAX, definitions};
+#[cfg(test)]
+pub(super) use network::interface_name;
+pub(super) use network::{NETWORKS, NETWORKS_MAX, definitions, networks_without};
 pub(super) use quota::{AutoLimits, Namespace, Quota, limits, needs_namespace};
 pub(super) use state::{State, claim as state_claim, state};
 

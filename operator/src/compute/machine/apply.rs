@@ -12,7 +12,7 @@ use virt::instancetype::Which;
 use super::live::{expanded, flavored, unusable};
 use super::plan::{FINALIZER, Failure, Observed, Step, plan};
 use super::status;
-use super::{authorize, dump, event, live, render};
+use super::{authorize, dump, event, live, render, without_effect};
 use crate::compute::caches::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, REVISIONS};
 use crate::compute::context::Context;
 use crate::flavor;
@@ -159,7 +159,11 @@ async fn act(
             let revision = render::revision(&whole);
             existing_is_fine(client.create::<IgnoredAny>(REVISIONS, &meta.namespace, &revision).await)?;
             let flavored = flavored(context, &whole).await?;
-            let instance = render::instance(&flavored, *paused);
+            let mut instance = render::instance(&flavored, *paused);
+            let conditions = without_effect::conditions(&whole, &flavored);
+            if !conditions.is_empty() {
+                instance["status"]["conditions"] = json!(conditions);
+            }
             existing_is_fine(client.create::<IgnoredAny>(INSTANCES, &meta.namespace, &instance).await)?;
         }
         Step::DeleteInstance => {

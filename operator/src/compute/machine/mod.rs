@@ -12,6 +12,7 @@ mod render;
 mod snapshots;
 mod status;
 pub(super) mod why;
+mod without_effect;
 
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::addons::{NAME, NetworkAddonsConfig, NetworkAddonsSpec};
+use api::resource::ObjectMeta;
 use cluster::event::{Reference, Type};
 use cluster::{Apply, Cache, Client, Delete, Events, Key, Kind, Outcome, Queue, Resource, Result, Scope};
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -29,7 +31,8 @@ const WEBHOOKS: Resource =
     Resource::cluster("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations");
 /// ConfigMap with the spec that was applied last; the MAC pool's range is in it.
 const KEPT: &str = "cluster-networks-addons-operator-applied-cluster";
-/// Label of objects that HyperConverged writes, and its value.
+/// Part of the names of Multus's DaemonSets, such as `kube-multus-ds`.
+const MULTUS: &str = "multus";
 /// Time until objects that are not followed are looked at again.
 const RECHECK: Duration = Duration::from_secs(60);
 const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
@@ -114,11 +117,10 @@ impl Controller {
     }
 
     async fn reconcile(&self, key: &Key) -> Result<Outcome> {
-        if key.name() != NAME {
-            return Ok(Outcome::Done);
-        }
         let Some(held) = self.configs.get(key) else {
-            self.metrics.observe(false, false);
+            if key.name() == NAME {
+                self.metrics.observe(false, false);
+            }
             return Ok(Outcome::Done);
         };
         let object = match serde_json::from_value::<NetworkAddonsConfig>(held.0.clone()) {
@@ -133,6 +135,10 @@ impl Controller {
         };
         if object.metadata.deletion_timestamp.is_some() {
             // The objects that it owns go with it.
+            return Ok(Outcome::Done);
+        }
+        if let Some(failure) = check::ignored(key.name()) {
+            self.report(key, &object, Some(failure)).await?;
             return Ok(Outcome::Done);
         }
         let failure = self.deploy(&object).await?.err();
@@ -249,6 +255,18 @@ impl Controller {
         self.client.apply::<IgnoredAny>(resource, &key, &wanted, MANAGER).await.map(drop)
     }
 
+    /// Whether Multus is installed, in any namespace.
+    async fn has_multus(&self) -> Result<bool> {
+        #[derive(Deserialize)]
+        struct Named {
+            metadata: ObjectMeta,
+        }
+        let mut found = false;
+        let look = |one: Named| found |= one.metadata.name.contains(MULTUS);
+        self.client.each(DAEMON_SETS, &Scope::all(), look).await?;
+        Ok(found)
+    }
+
     /// Writes the status if it differs.
     async fn report(
         &self,
@@ -257,6 +275,7 @@ impl Controller {
         failure: Option<(&'static str, String)>,
     ) -> Result<()> {
         let before = object.status.clone().unwrap_or_default();
+        let multus = object.spec.multus.is_none() || self.has_multus().await?;
         let now = cluster::time::seconds();
         let all = self.deployments.all().into_iter().chain(self.daemon_sets.all());
         let components: Vec<Component> = all.map(|(_, component)| (*component).clone()).collect();
@@ -265,13 +284,16 @@ impl Controller {
             before: &before,
             components: &components,
             services: &self.endpoints.ready(),
+            multus,
             version: &self.version,
             image: &self.settings.image,
             failure,
             now: &now,
         });
-        let ready = status::is(&wanted, "Available", "True");
-        self.metrics.observe(ready, object.spec.kube_mac_pool.is_some());
+        if key.name() == NAME {
+            let ready = status::is(&wanted, "Available", "True");
+            self.metrics.observe(ready, object.spec.kube_mac_pool.is_some());
+        }
         if wanted == before {
             return Ok(());
         }

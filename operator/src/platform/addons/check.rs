@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::addons::{NetworkAddonsSpec, SelfSigned};
+use api::addons::{NAME, NetworkAddonsSpec, SelfSigned};
 use api::duration;
 use api::net::Range;
 
@@ -39,6 +39,12 @@ pub fn problems(spec: &NetworkAddonsSpec) -> Vec<String> {
         found.push("spec.tlsSecurityProfile.custom: missing, type is Custom".to_owned());
     }
     found
+}
+
+/// Reason and text for an object of this name, if it is not the one that is deployed.
+pub fn ignored(name: &str) -> Option<(&'static str, String)> {
+    let text = || format!("metadata.name: {name:?} is ignored; the object {NAME:?} is deployed");
+    (name != NAME).then(|| ("FailedToValidate", text()))
 }
 
 /// Changes that are refused once components were deployed, each with the path of its field. `before`: the spec that was
@@ -169,6 +175,14 @@ mod tests {
             let fields: Vec<&str> = found.iter().filter_map(|one| one.split(": ").next()).collect();
             assert_eq!(fields.join(" "), wanted, "{value}: {found:?}");
         }
+    }
+
+    #[test]
+    fn objects_of_other_names_are_ignored() {
+        assert_eq!(ignored("cluster"), None);
+        let (reason, text) = ignored("second").unwrap();
+        assert_eq!(reason, "FailedToValidate");
+        assert!(text.contains("\"second\" is ignored") && text.contains("\"cluster\""), "{text}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The MAC pool of a `NetworkAddonsConfig`: its settings, and the spec that is kept. Pure.
 
 use api::addons::{MacPool, NetworkAddonsSpec};
+use api::core::NodePlacement;
 use api::hyperconverged::TlsProfile;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -8,6 +9,9 @@ use sha2::{Digest, Sha256};
 use super::check::text;
 use crate::install::macpool::Pool;
 use crate::platform::replicas::wanted;
+
+/// Label of nodes of the control plane, and key of their taint.
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 /// The range in effect: the one given, else the one applied before, else one of the object's own: `02:XX:XX` by its UID.
 pub fn range(given: &MacPool, before: Option<&MacPool>, uid: &str) -> (String, String) {
@@ -59,20 +63,35 @@ pub fn pool(
             }
         }
     }
-    if let Some(infra) = spec.placement_configuration.as_ref().and_then(|one| one.infra.as_ref()) {
-        let mut placement = json!({});
-        if !infra.node_selector.is_empty() {
-            placement["nodeSelector"] = json!(infra.node_selector);
-        }
-        if let Some(affinity) = &infra.affinity {
-            placement["affinity"] = json!(affinity);
-        }
-        if !infra.tolerations.is_empty() {
-            placement["tolerations"] = json!(infra.tolerations);
-        }
-        pool.placement = placement;
-    }
+    let infra = spec.placement_configuration.as_ref().and_then(|one| one.infra.as_ref());
+    pool.placement = infra.map_or_else(preferred, placement);
     Some(pool)
+}
+
+/// The part of a pod's spec that a placement is.
+fn placement(given: &NodePlacement) -> Value {
+    let mut placement = json!({});
+    if !given.node_selector.is_empty() {
+        placement["nodeSelector"] = json!(given.node_selector);
+    }
+    if let Some(affinity) = &given.affinity {
+        placement["affinity"] = json!(affinity);
+    }
+    if !given.tolerations.is_empty() {
+        placement["tolerations"] = json!(given.tolerations);
+    }
+    placement
+}
+
+/// Where nothing else is given, nodes of the control plane are preferred, as upstream: VMs cannot be written without the pool.
+fn preferred() -> Value {
+    let exists = json!({"key": CONTROL_PLANE, "operator": "Exists"});
+    json!({
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 10, "preference": {"matchExpressions": [exists]}},
+        ]}},
+        "tolerations": [{"key": CONTROL_PLANE, "operator": "Exists", "effect": "NoSchedule"}],
+    })
 }
 
 /// The spec to keep: the one given, with the range and the pull policy in effect.
@@ -185,5 +204,11 @@ mod tests {
         assert_eq!(later.pull_policy.as_deref(), Some("Never"), "a policy that is not given any more stays");
         let first = pool(&spec(json!({"kubeMacPool": {}})), None, "u", 2).unwrap();
         assert_eq!(first.pull_policy.as_deref(), Some("IfNotPresent"));
+        assert_eq!(first.placement["tolerations"][0]["key"], CONTROL_PLANE);
+        let nodes = &first.placement["affinity"]["nodeAffinity"];
+        let preferred = &nodes["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"];
+        assert_eq!(preferred["matchExpressions"][0], json!({"key": CONTROL_PLANE, "operator": "Exists"}));
+        let anywhere = spec(json!({"kubeMacPool": {}, "placementConfiguration": {"infra": {}}}));
+        assert_eq!(pool(&anywhere, None, "u", 2).unwrap().placement, json!({}));
     }
 }

@@ -10,10 +10,20 @@ use super::check;
 use crate::install::macpool::{DEPLOYMENT, SERVICE};
 use crate::platform::hyperconverged::render::Child;
 use crate::platform::plan::Component;
+use crate::platform::status::Note;
 use crate::platform::without;
 
 /// DaemonSet of the node agent, which has the parts of Multus and of the bridge plugin.
 pub const AGENT: &str = "virt-handler";
+
+/// Condition of an object that asks for Multus while only VMs get it; missing if it does not hold.
+const FOR_VMS_ONLY: &str = "ferrovirt.io/MultusForVMsOnly";
+/// Its reason and text.
+const NO_MULTUS: (&str, &str) = (
+    "NoMultus",
+    "spec.multus: VMs are attached to networks by the node agent; pods with the annotation k8s.v1.cni.cncf.io/networks are \
+     not, because no DaemonSet of Multus exists: install Multus if there are such pods",
+);
 
 /// Reason while deployed components of this version have pods or endpoints that are not ready.
 const NOT_READY: &str = "ComponentsNotReady";
@@ -32,6 +42,8 @@ pub struct Situation<'a> {
     pub components: &'a [Component],
     /// Services that have a ready endpoint.
     pub services: &'a BTreeSet<String>,
+    /// Whether Multus is installed, for pods that are not of VMs.
+    pub multus: bool,
     /// Version of the operator.
     pub version: &'a str,
     /// Template of images; `{program}` stands for a program's name.
@@ -67,9 +79,20 @@ fn needed(spec: &NetworkAddonsSpec) -> Vec<Needed> {
     all
 }
 
+/// The platform's own conditions that hold.
+fn notes(spec: &NetworkAddonsSpec, multus: bool) -> Vec<Note> {
+    let settings = serde_json::to_value(spec).unwrap_or_default();
+    let mut notes: Vec<Note> = without::note(Child::Network, &settings).into_iter().collect();
+    if spec.multus.is_some() && !multus {
+        let (reason, text) = NO_MULTUS;
+        notes.push((FOR_VMS_ONLY, reason, text.to_owned()));
+    }
+    notes
+}
+
 /// The status.
 pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
-    let Situation { spec, before, components, services, version, image, failure, now } = situation;
+    let Situation { spec, before, components, services, multus, version, image, failure, now } = situation;
     let needed = needed(spec);
     let mut absent = None;
     let mut waiting = Vec::new();
@@ -146,8 +169,7 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
         condition("Progressing", progressing),
         condition("Degraded", degraded),
     ];
-    let settings = serde_json::to_value(spec).unwrap_or_default();
-    if let Some((kind, reason, text)) = without::note(Child::Network, &settings) {
+    for (kind, reason, text) in notes(spec, *multus) {
         conditions.push(condition(kind, ("True", reason, text)));
     }
     NetworkAddonsStatus {
@@ -229,6 +251,7 @@ mod tests {
             before: &NetworkAddonsStatus::default(),
             components,
             services: &services.iter().map(|name| (*name).to_owned()).collect(),
+            multus: true,
             version: "1",
             image: "x:{program}",
             failure,
@@ -296,6 +319,20 @@ mod tests {
     }
 
     #[test]
+    fn pods_without_multus_are_named() {
+        for (spec, multus, holds) in [
+            (json!({"multus": {}, "linuxBridge": {}}), false, true),
+            (json!({"multus": {}}), true, false),
+            (json!({"linuxBridge": {}}), false, false),
+        ] {
+            let found = notes(&serde_json::from_value(spec.clone()).unwrap(), multus);
+            let kinds: Vec<&str> = found.iter().map(|note| note.0).collect();
+            assert_eq!(kinds, if holds { vec![FOR_VMS_ONLY] } else { vec![] }, "{spec} {multus}");
+            assert!(found.iter().all(|note| note.2.starts_with("spec.multus: ")), "{found:?}");
+        }
+    }
+
+    #[test]
     fn deployed_components_stay_available() {
         let everything: NetworkAddonsSpec =
             serde_json::from_value(json!({"multus": {}, "kubeMacPool": {}})).unwrap();
@@ -305,6 +342,7 @@ mod tests {
                 before,
                 components,
                 services: &BTreeSet::from([SERVICE.to_owned()]),
+                multus: true,
                 version,
                 image: "x:{program}",
                 failure: None,

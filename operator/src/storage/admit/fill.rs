@@ -75,6 +75,7 @@ mod tests {
             ),
             (json!({"source": {"http": {"url": ""}}}), "spec.source.http.url", "source URL is empty"),
             (json!({"source": {"vddk": {}}}), "spec.source.vddk", "is not supported"),
+            (json!({"source": {"glance": {}}}), "spec.source.glance", "is not supported"),
         ] {
             let found = import(&json!({"metadata": {"name": "s"}, "spec": spec})).unwrap_err();
             assert_eq!(found.field, field, "{spec}");

@@ -1,7 +1,7 @@
 //! Claims that are filled: the next step of each, and its worker.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::quantity;
@@ -10,10 +10,11 @@ use cluster::{Key, Outcome, Result, Scope};
 use serde_json::Value;
 use virt::time;
 
+use super::warnings::{Known, NOT_PROVISIONED, PAUSE, Warnings};
 use super::{CATCH_UP, Controller, Item, RETRY, cloned_for, refused};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::apply::Done;
-use crate::storage::class;
+use crate::storage::class::Room;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::{cloned, plan as cloning};
 use crate::storage::datavolume::Obstacle;
@@ -21,9 +22,9 @@ use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
 use crate::storage::populate::task::{self, Named, Task};
-use crate::storage::resources::{self, CAPACITIES, CONFIG_MAPS, SERVICES, VOLUMES};
+use crate::storage::resources::{self, CAPACITIES, CONFIG_MAPS, EVENTS, SERVICES, VOLUMES};
 use crate::storage::seen::claim::Phase;
-use crate::storage::seen::worker::{Hindrance, Worker};
+use crate::storage::seen::worker::Worker;
 use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, User, Volume};
 use crate::storage::settings::Settings;
 use crate::storage::worker::importer;
@@ -31,17 +32,33 @@ use crate::storage::worker::upload::{self, Upload};
 
 /// Seconds after which a claim without a volume and without an event is reported.
 const REPORT_AFTER_SECONDS: u64 = 6;
+/// The same for a claim whose namespace's events could not be read because those of many others were.
+const REPORT_UNREAD_SECONDS: u64 = 8;
 /// Seconds in which a worker's pod may start before its start is reported.
 const YOUNG: u64 = 2;
-/// Shortest time between two reads of events: what many wait for is mostly the same, and each read is of all events of a
-/// namespace.
-const EVENTS: Duration = Duration::from_millis(250);
+/// Seconds in which it may start before events about its obstacles are read: the kubelet often succeeds when it tries again.
+const HINDERED_AFTER_SECONDS: u64 = 5;
+/// Age up to which the room of nodes serves.
+const ROOM_AGE: Duration = Duration::from_secs(1);
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Seconds since an object was made; none if the API server's clock is ahead.
 fn age(meta: &Meta) -> Option<u64> {
     time::now().checked_sub(time::seconds(&meta.created)?)
+}
+
+/// Whether a worker's pod was made a moment ago.
+fn is_young(worker: &Worker) -> bool {
+    age(&worker.meta).is_some_and(|age| age <= YOUNG)
+}
+
+/// Pause before a claim is looked at again that has waited for these seconds, so that its report is not late.
+fn until_report(waited: u64) -> Duration {
+    match REPORT_AFTER_SECONDS.saturating_sub(waited) {
+        0 => PAUSE,
+        left => SOON.min(Duration::from_secs(left)),
+    }
 }
 
 /// A size for people, rounded up.
@@ -160,7 +177,7 @@ impl Controller {
             task: &task,
             honors_first_consumer: settings.honors_first_consumer,
             user: None,
-            young: worker.as_ref().is_some_and(|worker| age(&worker.meta).is_some_and(|age| age <= YOUNG)),
+            young: worker.as_deref().is_some_and(is_young) || (!upload && filling::shows_start(&target)),
         };
         let mut plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
         if plan.start == Some(Start::Target) {
@@ -179,6 +196,9 @@ impl Controller {
         if worker.as_deref().is_some_and(|worker| mirror::is_starting(worker, false))
             && written.is_some_and(|written| written.phase == Phase::Bound)
         {
+            if filling::shows_start(&target) {
+                self.queue.add(Item::Volume(key.clone()));
+            }
             return Ok(Outcome::After(SOON));
         }
         let scheduled = worker.as_ref().is_none_or(|worker| worker.unschedulable.is_none());
@@ -234,20 +254,21 @@ impl Controller {
         let Some(class) = class.filter(|class| !class.waits_for_consumer || consumed) else {
             return Ok(Outcome::Done);
         };
-        if !self.may_read_events() {
-            return Ok(Outcome::After(SOON));
+        let waited = age(&awaited.meta).unwrap_or(0);
+        let warnings = self.warnings_in(&awaited.meta.namespace).await?;
+        if warnings.is_none() && waited < REPORT_UNREAD_SECONDS {
+            return Ok(Outcome::After(until_report(waited)));
         }
-        let last = self.event(&awaited.meta, &["ProvisioningFailed"]).await?;
-        let old = age(&awaited.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
         let (name, driver) = (&awaited.meta.name, &class.provisioner);
-        let trouble = match last.map(|said| said.message) {
+        let trouble = match warnings.and_then(|warnings| warnings.about(&awaited.meta.uid)) {
             Some(said) => Obstacle {
-                reason: "ProvisioningFailed",
+                reason: NOT_PROVISIONED,
                 message: format!(
-                    "provisioner {driver} makes no volume for PVC {name} and tries again: {said}"
+                    "provisioner {driver} makes no volume for PVC {name} and tries again: {}",
+                    said.message
                 ),
             },
-            None if old => match self.cramped(awaited, class).await? {
+            None if waited >= REPORT_AFTER_SECONDS => match self.cramped(awaited, class).await? {
                 Some(trouble) => trouble,
                 None => Obstacle {
                     reason: "Provisioning",
@@ -256,7 +277,7 @@ impl Controller {
                     ),
                 },
             },
-            None => return Ok(Outcome::After(SOON)),
+            None => return Ok(Outcome::After(until_report(waited))),
         };
         self.waiting(target, trouble).await
     }
@@ -276,15 +297,14 @@ impl Controller {
     }
 
     pub(super) fn waits(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Obstacle>> {
-        self.waits.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The trouble of a claim for which no node has room, as far as its driver reports the nodes' room: provisioners then
     /// try none, and report nothing.
     async fn cramped(&self, awaited: &Claim, class: &Class) -> Result<Option<Obstacle>> {
-        let all: Vec<Value> = self.client.list(CAPACITIES, &Scope::all()).await?;
         let (name, class) = (&awaited.meta.name, &class.meta.name);
-        let Some(room) = class::room(&all, class).filter(|room| *room < awaited.size) else {
+        let Some(room) = self.room().await?.of(class).filter(|room| *room < awaited.size) else {
             return Ok(None);
         };
         // The room changes all the time, the message does not.
@@ -298,40 +318,53 @@ impl Controller {
                 rounded(awaited.size),
             ),
         };
-        Ok(Some(Obstacle { reason: "ProvisioningFailed", message }))
+        Ok(Some(Obstacle { reason: NOT_PROVISIONED, message }))
     }
 
-    /// Whether events may be read now.
-    fn may_read_events(&self) -> bool {
-        let mut read = self.events_read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let may = read.is_none_or(|read| read.elapsed() >= EVENTS);
-        if may {
-            *read = Some(Instant::now());
+    /// The room that nodes have, as it was a moment ago: many claims wait for it at once.
+    async fn room(&self) -> Result<Arc<Room>> {
+        let known = self.room.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, room)) = known.filter(|(read, _)| read.elapsed() < ROOM_AGE) {
+            return Ok(room);
         }
-        may
+        let mut room = Room::default();
+        self.client.each(CAPACITIES, &Scope::all(), |capacity: Value| room.add(&capacity)).await?;
+        let room = Arc::new(room);
+        *self.room.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Arc::clone(&room)));
+        Ok(room)
     }
 
-    /// The last event with one of these reasons about an object.
-    async fn event(&self, about: &Meta, reasons: &[&str]) -> Result<Option<Hindrance>> {
-        let path = format!(
-            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.uid%3D{}%2Ctype%3DWarning",
-            about.namespace, about.uid
-        );
-        let events: Value = self.client.read(&path).await?;
-        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
-        let all = events["items"].as_array().into_iter().flatten();
-        let known = all.filter(|event| reasons.contains(&text(event, "reason").as_str()));
-        let last = known.max_by_key(|event| text(event, "lastTimestamp"));
-        Ok(last.map(|event| Hindrance { reason: text(event, "reason"), message: text(event, "message") }))
+    /// The annotations that a DataVolume takes from an importer that starts slowly. `written`: the claim that it writes to.
+    pub(super) fn starting(&self, target: &Claim, written: Option<&Claim>) -> Option<Vec<(String, String)>> {
+        let written =
+            written.filter(|written| written.phase == Phase::Bound && filling::shows_start(target))?;
+        let key = Key::new(&written.meta.namespace, &names::importer_pod(&written.meta.name));
+        let worker = self.caches.workers.get(&key)?;
+        let starts = worker.meta.is_controlled_by(&written.meta.uid) && mirror::is_starting(&worker, false);
+        (starts && !is_young(&worker)).then(|| filling::starting(&worker, target))
+    }
+
+    /// The warnings of a namespace. `None`: those of another one were read a moment ago.
+    async fn warnings_in(&self, namespace: &str) -> Result<Option<Arc<Warnings>>> {
+        match self.warnings.of(namespace, Instant::now()) {
+            Known::Warnings(warnings) => return Ok(Some(warnings)),
+            Known::Later => return Ok(None),
+            Known::Nothing => {}
+        }
+        let scope = Scope::all().namespace(namespace).fields("type=Warning");
+        let mut warnings = Warnings::default();
+        self.client.each(EVENTS, &scope, |event: Value| warnings.add(&event)).await?;
+        Ok(Some(self.warnings.keep(namespace, Instant::now(), warnings)))
     }
 
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
-        let late = age(&worker.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
-        if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() || !self.may_read_events() {
+        let late = age(&worker.meta).is_some_and(|age| age >= HINDERED_AFTER_SECONDS);
+        if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
             return Ok(worker);
         }
-        Ok(match self.event(&worker.meta, &mirror::HINDRANCES).await? {
+        let warnings = self.warnings_in(&worker.meta.namespace).await?;
+        Ok(match warnings.and_then(|warnings| warnings.about(&worker.meta.uid)) {
             Some(hindrance) => Arc::new(Worker { hindrance: Some(hindrance), ..(*worker).clone() }),
             None => worker,
         })
@@ -495,5 +528,19 @@ impl Controller {
         let pod = upload::pod(upload, &service.uid, &deadline);
         self.applier.apply(&Action::Create(pod)).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_looked_at_again_when_its_report_is_due() {
+        for (waited, pause) in
+            [(0, SOON), (4, SOON), (5, Duration::from_secs(1)), (REPORT_AFTER_SECONDS, PAUSE), (7, PAUSE)]
+        {
+            assert_eq!(until_report(waited), pause, "{waited}");
+        }
     }
 }

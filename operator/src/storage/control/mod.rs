@@ -1,6 +1,7 @@
 //! The storage controllers: caches, a queue of keys, and one reconcile for DataVolumes, claims and storage classes.
 //!
 //! - [`volumes`]: DataVolumes. [`filling`]: claims and their workers. [`clones`]: claims that are cloned.
+//! - [`warnings`]: events with the reasons for which claims and workers wait.
 //! - [`progress`]: how far workers are.
 //! - [`polls`]: what sources of DataImportCrons have; [`poller`] asks for it.
 //! - [`classes`]: storage classes, CDIConfig, DataSources. [`crons`]: DataImportCrons.
@@ -15,6 +16,7 @@ mod poller;
 mod polls;
 mod progress;
 mod volumes;
+mod warnings;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -29,7 +31,7 @@ use serve::metrics::Page;
 use crate::health::Health;
 
 use super::apply::Applier;
-use super::class::Classes;
+use super::class::{Classes, Room};
 use super::cron::seen::{CRON, Cron};
 use super::datavolume::Obstacle;
 use super::profile::{self, Driver, Overrides, Profile, SnapshotClass};
@@ -117,8 +119,9 @@ struct Controller {
     /// What claims of DataVolumes wait for until they have volumes: their DataVolumes report it, without a write to the claim.
     waits: Mutex<HashMap<Key, Obstacle>>,
     problems: Problems,
-    /// When events were read last.
-    events_read: Mutex<Option<Instant>>,
+    warnings: warnings::Reads,
+    /// The room of nodes, and when it was read.
+    room: Mutex<Option<(Instant, Arc<Room>)>>,
     /// Whether the cluster has one node.
     single_node: AtomicBool,
     /// Whether the CDI object that was seen last was deleted with all DataVolumes.
@@ -200,7 +203,8 @@ async fn control(
         progress: Progress::default(),
         waits: Mutex::default(),
         problems: Problems::default(),
-        events_read: Mutex::default(),
+        warnings: warnings::Reads::default(),
+        room: Mutex::default(),
         single_node: AtomicBool::new(false),
         removed: AtomicBool::new(false),
         queue: queue.clone(),

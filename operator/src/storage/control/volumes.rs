@@ -188,11 +188,17 @@ impl Controller {
             claim
         });
         let mut shown = shown.or_else(|| claim.cloned());
+        let written = if claim.is_some_and(filling::is_populated) { prime.as_deref() } else { claim };
+        let starting = claim.and_then(|claim| self.starting(claim, written));
         let waits = self.waits().get(&key).cloned();
-        if let (Some(claim), Some(wait)) = (&mut shown, waits)
+        if let Some(claim) = &mut shown
             && claim.meta.annotation(names::RUNNING).is_none()
         {
-            claim.meta.annotations.extend(filling::waiting(&wait));
+            match (starting, waits) {
+                (Some(annotations), _) => claim.meta.annotations.extend(annotations),
+                (None, Some(wait)) => claim.meta.annotations.extend(filling::waiting(&wait)),
+                (None, None) => {}
+            }
         }
         let claim = shown.as_ref();
         loop {

@@ -46,8 +46,8 @@ pub struct Observed<'a> {
     pub honors_first_consumer: bool,
     /// Name of a pod that uses the target; only observed before the worker is made that writes to the target itself.
     pub user: Option<&'a str>,
-    /// Whether the worker's pod was made a moment ago: that it starts is not reported yet, because most have started by
-    /// the time it would be.
+    /// Whether the claim does not report that the worker starts: its pod was made a moment ago, and most have started by
+    /// the time it would; or its DataVolume shows it ([`shows_start`]).
     pub young: bool,
 }
 
@@ -498,6 +498,18 @@ pub fn waiting(trouble: &Obstacle) -> [(String, String); 3] {
     stopped(RUNNING, trouble)
 }
 
+/// Whether the DataVolume of a claim shows that its importer starts, without annotations of the claim: a write less. A claim
+/// that reports something goes on to do so.
+pub fn shows_start(target: &Claim) -> bool {
+    target.is_of_data_volume() && target.meta.annotation(names::RUNNING).is_none()
+}
+
+/// The annotations that the DataVolume of a claim takes from its importer while that one starts.
+pub fn starting(worker: &Worker, target: &Claim) -> Vec<(String, String)> {
+    let all = mirror::of(worker, target, false).annotations;
+    all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
 /// Annotations that report a trouble on the claim, if they differ from those it has.
 pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
     differing(target, waiting(trouble?))
@@ -732,6 +744,31 @@ mod tests {
                 "{annotations} {phase}: {plan:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_data_volume_shows_the_start_of_its_importer_without_annotations_of_the_claim() {
+        let claim = |owner: &str, annotations: &Value| {
+            Claim::from(&json!({"metadata": {
+                "name": "disk", "namespace": "n", "uid": "c", "annotations": annotations,
+                "ownerReferences": [{"kind": owner, "uid": "v", "controller": true}],
+            }}))
+        };
+        let (none, refused) = (json!({}), json!({names::RUNNING: "false"}));
+        assert!(shows_start(&claim("DataVolume", &none)));
+        assert!(!shows_start(&claim("DataVolume", &refused)), "the annotation would stay as it is");
+        assert!(!shows_start(&claim("VirtualMachine", &none)), "nothing else shows it");
+        let pod = Worker { phase: "Pending".to_owned(), ..Worker::default() };
+        let shown: BTreeMap<String, String> =
+            starting(&pod, &claim("DataVolume", &none)).into_iter().collect();
+        let wanted = [
+            (names::POD_PHASE, "Pending"),
+            (names::POD_RESTARTS, "0"),
+            (names::RUNNING, "false"),
+            (names::RUNNING_REASON, "ContainerCreating"),
+            (names::RUNNING_MESSAGE, ""),
+        ];
+        assert_eq!(shown, BTreeMap::from(wanted.map(|(name, value)| (name.to_owned(), value.to_owned()))));
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result
     }
     let Some(reference) = claim.source.as_ref().filter(|source| source.group == names::GROUP) else {
         let task = |source| Task { source, archive, preallocation, owner_uid, priority: String::new() };
-        return Ok(annotated(claim).map(task));
+        return annotated(claim).map(usable).transpose().map(|source| source.map(task));
     };
     if reference.namespace.as_ref().is_some_and(|namespace| *namespace != claim.meta.namespace) {
         // As upstream: sources of other namespaces are left to other populators.
@@ -135,6 +135,8 @@ fn annotated(claim: &Claim) -> Option<Source> {
         Some("gcs") => Protocol::Gcs,
         Some("http") => Protocol::Http,
         None if !url.is_empty() => Protocol::Http,
+        // One that CDI has filled before stays as it is.
+        Some(kind) if !claim.meta.says(names::POD_PHASE, "Succeeded") => return Source::unsupported(kind),
         Some(_) | None => return None,
     };
     Some(Source::Remote(Remote { protocol, url, secret, certificates, ..Remote::default() }))
@@ -214,6 +216,14 @@ mod tests {
         assert_eq!(of(json!({names::UPLOAD_TARGET: ""})).unwrap().source, Source::Upload);
         assert_eq!(of(json!({names::IMPORT_SOURCE_NAME: "none"})).unwrap().source, Source::Blank);
         assert!(matches!(of(json!({names::IMPORT_ENDPOINT: "http://a"})).unwrap().source, Source::Remote(_)));
-        assert_eq!(of(json!({names::IMPORT_SOURCE_NAME: "imageio"})), None);
+        assert_eq!(of(json!({names::IMPORT_SOURCE_NAME: "floppy"})), None);
+        let filled = json!({names::IMPORT_SOURCE_NAME: "vddk", names::POD_PHASE: "Succeeded"});
+        assert_eq!(of(filled), None);
+        for kind in ["glance", "imageio", "vddk"] {
+            let asking = claim(&Value::Null, &json!({names::IMPORT_SOURCE_NAME: kind}));
+            let refusal = task(&asking, None, &Named::NotNeeded).unwrap_err();
+            let text = format!("source {kind} is not supported");
+            assert_eq!((refusal.reason, refusal.message), ("SourceNotSupported", text));
+        }
     }
 }

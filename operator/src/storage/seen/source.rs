@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use super::meta::{text, texts};
 
+/// Sources that CDI has or had, and that are refused by their names.
+pub const UNSUPPORTED: [&str; 3] = ["glance", "imageio", "vddk"];
+
 /// Where content comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -38,7 +41,7 @@ pub enum Source {
         /// Its name.
         name: String,
     },
-    /// A source that is not supported: `imageio`, `vddk`.
+    /// One of [`UNSUPPORTED`].
     Unsupported(&'static str),
     /// None, or one that is not known.
     Missing,
@@ -119,10 +122,15 @@ impl From<&Value> for Source {
             "snapshot" => {
                 Self::Snapshot { namespace: text(&source["namespace"]), name: text(&source["name"]) }
             }
-            "imageio" => Self::Unsupported("imageio"),
-            "vddk" => Self::Unsupported("vddk"),
-            _ => Self::Missing,
+            kind => Self::unsupported(kind).unwrap_or(Self::Missing),
         }
+    }
+}
+
+impl Source {
+    /// A source by its name in CDI, if it is not supported.
+    pub fn unsupported(kind: &str) -> Option<Self> {
+        UNSUPPORTED.into_iter().find(|one| *one == kind).map(Self::Unsupported)
     }
 }
 
@@ -187,6 +195,7 @@ mod tests {
             ),
             (json!({"vddk": {}}), Source::Unsupported("vddk")),
             (json!({"imageio": {}}), Source::Unsupported("imageio")),
+            (json!({"glance": {"url": "https://a"}}), Source::Unsupported("glance")),
             (json!({}), Source::Missing),
             (Value::Null, Source::Missing),
             (json!({"floppy": {}}), Source::Missing),

@@ -2,7 +2,7 @@
 //! launchers); a step that fails is tried again after the key's back-off.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::kubevirt::{InterfaceStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
@@ -12,6 +12,7 @@ use cluster::{Cache, Client, Key, Outcome, Queue, Resource, Scope};
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use super::checksums::{self, Checksums};
 use super::credentials::WantedCredentials;
 use super::disks::Attachments;
 use super::follow::{self, Follower};
@@ -38,9 +39,9 @@ const GUEST_PODS: &str = "kubevirt.io in (virt-launcher,hotplug-disk)";
 const MOVE_AGAIN: Duration = Duration::from_secs(2);
 /// Guests that are worked on at once.
 const WORKERS: usize = 8;
-/// How often networks of pods that are over are looked for, and how soon after a pod changed.
+/// How often networks of pods that are over are looked for, and how soon after a pod changed or a guest ended.
 const SWEEP: Duration = Duration::from_secs(30);
-const SWEEP_SOON: Duration = Duration::from_secs(1);
+const SWEEP_SOON: Duration = Duration::from_millis(200);
 
 /// The reconciler.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ pub(crate) struct Controller {
     instances: Cache<Instance>,
     pods: Cache<Pod>,
     by_uid: cluster::cache::Index,
-    /// A pod changed: networks of one that is over are to be detached.
+    /// A pod changed or a guest ended: networks of one that is over are to be detached.
     changed: Arc<Notify>,
     guests: Mutex<HashMap<String, Guest>>,
 }
@@ -74,6 +75,8 @@ struct Guest {
     attached: Option<Vec<InterfaceStatus>>,
     /// Sizes of claims that its disks were brought to.
     grown: Grown,
+    /// Checksums of its files from images, once they are computed.
+    checksums: Arc<OnceLock<Checksums>>,
 }
 
 impl Controller {
@@ -151,13 +154,21 @@ impl Controller {
         }
     }
 
-    /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it.
+    /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it,
+    /// and the guest in it.
     fn pod_lives(&self, uid: &str) -> bool {
-        let found = self.pods.by(self.by_uid, uid);
-        match found.first() {
-            Some((_, pod)) => pod.state() == plan::Pod::Alive,
-            None => !matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)),
-        }
+        let pod = match self.pods.by(self.by_uid, uid).first() {
+            Some((_, pod)) => pod.state(),
+            None if matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)) => plan::Pod::Gone,
+            None => plan::Pod::Unseen,
+        };
+        let instances = self.instances.all();
+        let instance = instances.iter().find(|(_, instance)| instance.active_pods.contains_key(uid));
+        let phase = Phase::of(instance.and_then(|(_, instance)| instance.phase.as_deref()));
+        let guests = self.guests();
+        let guest = guests.values().find(|guest| guest.follower.pod == uid);
+        let launcher = guest.map_or(Launcher::Silent, |guest| guest.follower.known.lock().launcher());
+        plan::uses_networks(pod, phase, &launcher)
     }
 
     /// The pod of a VMI on this node with the kubelet's directory, for streams and commands; by namespace and name.
@@ -231,7 +242,11 @@ impl Controller {
         let done = match step {
             Step::Launch => self.launch(&key, &instance, pod.as_deref(), false).await,
             Step::Shutdown => self.shut_down(&instance, pod.as_deref()).await,
-            Step::Finish(end) => self.finish(&key, &instance, &end).await,
+            Step::Finish(end) => {
+                // Its networks do not wait for the API server.
+                self.changed.notify_one();
+                self.finish(&key, &instance, &end).await
+            }
             Step::Report => match self.report(&key, &instance, pod.as_ref()).await {
                 Ok(again) => {
                     let kept = self.look_after_network(&instance, pod.as_deref()).await;
@@ -276,6 +291,7 @@ impl Controller {
                         interfaces: BTreeMap::new(),
                         attached: None,
                         grown: Grown::new(),
+                        checksums: Arc::default(),
                     };
                     guests.insert(instance.uid.clone(), guest);
                 }
@@ -315,11 +331,13 @@ impl Controller {
             return Err(Error::new(Kind::Stale, "another VMI has the name now"));
         }
         let interfaces = interfaces::wanted(&object.spec);
+        let files = checksums::files(&object.spec);
         let (started, network) =
             launch::launch(&self.site, object, pod.clone(), self.attachments(instance), adopt).await?;
         if let Some(guest) = self.guests().get_mut(&instance.uid) {
             (guest.started, guest.network) = (Some(started), Some(network));
             guest.interfaces = interfaces;
+            self.sum_up(key, &pod.uid, files, &guest.checksums);
         }
         if !adopt {
             let about = self.about(key, instance);
@@ -328,6 +346,28 @@ impl Controller {
         }
         // The launcher's own report of the new state brings the key back.
         Ok(())
+    }
+
+    /// Computes the checksums of a guest's files from images; its status is written again then.
+    fn sum_up(&self, key: &Key, pod: &str, files: checksums::Files, sums: &Arc<OnceLock<Checksums>>) {
+        if files.is_empty() {
+            return;
+        }
+        let (kubelet, queue) = (self.site.kubelet.clone(), self.queue.clone());
+        let (key, pod, sums) = (key.clone(), pod.to_owned(), Arc::clone(sums));
+        tokio::spawn(async move {
+            match checksums::compute(&kubelet, &pod, files).await {
+                Ok(computed) => {
+                    if sums.set(computed).is_ok() {
+                        queue.add(key);
+                    }
+                }
+                // Most often the guest has ended.
+                Err(error) => {
+                    tracing::info!(vmi = %key, error = error.chain(), "the status lacks checksums of images");
+                }
+            }
+        });
     }
 
     /// Looks after the network of a guest: once when an earlier agent started it, and whenever its interfaces change.
@@ -386,8 +426,9 @@ impl Controller {
             self.launch(key, instance, Some(pod), true).await?;
         }
         self.publish_events(key, instance);
-        let Some((known, started, attached)) = self.guests().get(&instance.uid).map(|guest| {
-            (guest.follower.known.lock().clone(), guest.started.clone(), guest.attached.clone())
+        let Some((known, started, attached, sums)) = self.guests().get(&instance.uid).map(|guest| {
+            let known = guest.follower.known.lock().clone();
+            (known, guest.started.clone(), guest.attached.clone(), guest.checksums.get().cloned())
         }) else {
             return Ok(false);
         };
@@ -418,6 +459,9 @@ impl Controller {
             }
         }
         virt::live::note_size(&mut after, &instance.spec);
+        if let Some(sums) = sums {
+            sums.note(&mut after);
+        }
         self.write(key, instance, &after).await?;
         if let Some((kind, reason, text)) = status::credentials_event(&before, &after) {
             self.events.publish(&self.about(key, instance), kind, reason, &text);

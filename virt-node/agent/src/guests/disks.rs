@@ -305,7 +305,7 @@ impl Disks<'_> {
             holder,
             self.launcher,
             place::CONTAINER_DISKS,
-            &format!("disk_{index}.img"),
+            &place::container_disk_file(index),
         )?;
         let size = image.size;
         Ok((backend(place::container_disk(index), false, image, false), size))

@@ -11,6 +11,7 @@
 //!
 //! Not here: pods and their phases before Scheduled, deletion of pods (the operator).
 
+mod checksums;
 pub(crate) mod controller;
 mod credentials;
 mod disks;

@@ -141,6 +141,15 @@ pub(crate) fn step(found: &ObservedGuest) -> Option<Step> {
     }
 }
 
+/// Whether a pod may still use its networks. They are given up with its guest, not only with the pod itself: from then on the
+/// guest's address may belong to another pod or node.
+pub(crate) fn uses_networks(pod: Pod, phase: Phase, launcher: &Launcher) -> bool {
+    match pod {
+        Pod::Gone | Pod::Ended(_) => false,
+        Pod::Unseen | Pod::Alive => phase != Phase::Final && !matches!(launcher, Launcher::Ended(_)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +219,26 @@ mod tests {
             ("over", ObservedGuest { pod: Pod::Gone, ..found(Final, Silent) }, None),
         ] {
             assert_eq!(step(&found), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn networks_are_given_up_with_the_guest() {
+        use Launcher::{Ended, Guest, Silent, Waiting};
+        let exit = Exit { uid: "a".into(), cause: Cause::Shutdown, code: 0, time: 5 };
+        for (name, pod, phase, launcher, uses) in [
+            ("before the guest", Pod::Alive, Phase::Scheduled, Waiting, true),
+            ("runs", Pod::Alive, Phase::Running, Guest(State::Running), true),
+            ("is shutting down", Pod::Alive, Phase::Running, Guest(State::Stopping), true),
+            ("an agent that has just started", Pod::Alive, Phase::Running, Silent, true),
+            ("the watch of pods is behind", Pod::Unseen, Phase::Early, Silent, true),
+            ("ended, the pod is there", Pod::Alive, Phase::Running, Ended(exit.clone()), false),
+            ("ended, and it was written", Pod::Alive, Phase::Final, Silent, false),
+            ("ended, the pod's object is gone", Pod::Unseen, Phase::Final, Silent, false),
+            ("the pod ended", Pod::Ended(0), Phase::Running, Guest(State::Running), false),
+            ("the pod is gone", Pod::Gone, Phase::Early, Silent, false),
+        ] {
+            assert_eq!(uses_networks(pod, phase, &launcher), uses, "{name}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::launcher::Stats;
+use api::launcher::{AFFINITY, Stats};
 use serde_json::Value;
 use serve::metrics::{Kind, Page};
 use virt::vnic;
@@ -33,7 +33,7 @@ use Kind::{Counter, Gauge};
 use Unit::{Kibibytes, Nanoseconds, Plain};
 
 /// Of a whole guest.
-const GUEST: [Metric; 14] = [
+const GUEST: [Metric; 15] = [
     (
         "kubevirt_vmi_cpu_usage_seconds_total",
         Counter,
@@ -131,6 +131,13 @@ const GUEST: [Metric; 14] = [
         "The amount of memory in bytes allocated to the domain.",
         "balloon.maximum",
         Kibibytes,
+    ),
+    (
+        "kubevirt_vmi_node_cpu_affinity",
+        Gauge,
+        "Number of VMI CPU affinities to node physical cores.",
+        AFFINITY,
+        Plain,
     ),
 ];
 
@@ -506,6 +513,7 @@ mod tests {
             ("balloon.rss", 2),
             ("balloon.major_fault", 3),
             ("vcpu.current", 1),
+            (AFFINITY, 4),
             ("vcpu.0.state", 1),
             ("vcpu.0.time", 250_000_000),
             ("vcpu.0.wait", 0),
@@ -542,6 +550,7 @@ mod tests {
             format!("kubevirt_vmi_cpu_usage_seconds_total{{{guest}}} 1.5"),
             format!("kubevirt_vmi_memory_resident_bytes{{{guest}}} 2048"),
             format!("kubevirt_vmi_memory_pgmajfault_total{{{guest}}} 3"),
+            format!("kubevirt_vmi_node_cpu_affinity{{{guest}}} 4"),
             format!(r#"kubevirt_vmi_vcpu_seconds_total{{{guest},id="0",state="running"}} 0.25"#),
             format!(r#"kubevirt_vmi_vcpu_wait_seconds_total{{{guest},id="0"}} 0"#),
             format!(

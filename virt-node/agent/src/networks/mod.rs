@@ -3,7 +3,7 @@
 //! ```text
 //! VMI's networks ─► listed in network-status ─────────────────► Multus attached them: left alone
 //!                └► definition (object or node's file) ─► ADD on the node, in the pod's namespace ─► network-status
-//! pod over ─► sweep ─► DEL of what was kept below STATE/network
+//! guest or pod over ─► sweep ─► DEL of what was kept below STATE/network
 //! ```
 //!
 //! | file | what it is for |
@@ -16,7 +16,7 @@
 //! | `objects` | what is asked of the API server |
 //!
 //! Records are files of root below the agent's directory on the node: they outlive the agent, the pod and a reboot, and
-//! every attachment that they name gets its DEL once its pod is over. CNI's GC is not used: it would know this agent's
+//! every attachment that they name gets its DEL once its guest or pod is over. CNI's GC is not used: it would know this agent's
 //! attachments only, and other runtimes attach pods to the same networks.
 //!
 //! Not here: wiring between the pod's interface and the guest (lib/guest), networks of ordinary pods (Multus).

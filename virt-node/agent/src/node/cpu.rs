@@ -65,6 +65,9 @@ pub(crate) fn labels(
         labels.set("cpu-timer.node.kubevirt.io/tsc-frequency", tsc.frequency.to_string());
         labels.set("cpu-timer.node.kubevirt.io/tsc-scalable", tsc.scalable.to_string());
     }
+    for kind in &processors.encryption {
+        labels.set(&format!("kubevirt.io/{kind}"), String::new());
+    }
     let manager: CpuManager = serde_json::from_str(&files.cpu_manager).unwrap_or_default();
     for name in CPU_MANAGER {
         labels.set(name, (manager.policy_name == "static").to_string());
@@ -165,6 +168,7 @@ mod tests {
             required: list(&["pku"]),
             features: list(&[feature, "pku"]),
             hyperv: list(&["synic"]),
+            encryption: if vendor == "AMD" { Vec::new() } else { list(&["sev", "sev-es"]) },
         };
         let found = Capabilities {
             machines: list(&["pc-q35-7.1", "q35"]),
@@ -190,7 +194,9 @@ mod tests {
                 "machine-type.node.kubevirt.io/q35",
             ]
         );
-        assert_eq!(emulated.get("cpu-timer.node.kubevirt.io/tsc-frequency"), None);
+        for name in ["cpu-timer.node.kubevirt.io/tsc-frequency", "kubevirt.io/sev"] {
+            assert_eq!(emulated.get(name), None, "{name}");
+        }
         let fast = labels(Some(&found), true, "pc-q35-7.2", &cpuinfo());
         for (name, value) in [
             ("cpu-model.node.kubevirt.io/Penryn", Some("true")),
@@ -199,6 +205,9 @@ mod tests {
             ("host-model-cpu.node.kubevirt.io/Haswell", Some("true")),
             ("cpu-timer.node.kubevirt.io/tsc-frequency", Some("7")),
             ("cpu-timer.node.kubevirt.io/tsc-scalable", Some("false")),
+            ("kubevirt.io/sev", Some("")),
+            ("kubevirt.io/sev-es", Some("")),
+            ("kubevirt.io/tdx", None),
         ] {
             assert_eq!(fast.get(name).map(String::as_str), value, "{name}");
         }

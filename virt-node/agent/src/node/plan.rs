@@ -90,6 +90,18 @@ mod tests {
                 json!({"kubevirt.io/realtime": null}),
             ),
             (
+                "no encryption of memory any more",
+                facts(true),
+                map(&[
+                    (SCHEDULABLE, "true"),
+                    (VENDOR, "true"),
+                    ("kubevirt.io/sev", ""),
+                    ("kubevirt.io/sev-es", ""),
+                    ("kubevirt.io/tdx", ""),
+                ]),
+                json!({"kubevirt.io/sev": null, "kubevirt.io/sev-es": null, "kubevirt.io/tdx": null}),
+            ),
+            (
                 "foreign label",
                 facts(true),
                 map(&[(SCHEDULABLE, "true"), (VENDOR, "true"), ("zone", "a")]),

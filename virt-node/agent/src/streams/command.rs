@@ -34,6 +34,9 @@ pub(super) const COMMANDS: [(&str, &str); 10] = [
 const BODY_MAX: usize = 64 << 10;
 /// The default of the time after which a freeze ends by itself.
 const FREEZE_TIME: Duration = Duration::from_secs(300);
+/// libvirt's error for a freeze of a guest without an agent, which clients find in the message.
+const NO_AGENT: &str =
+    "Internal error occurred: Guest agent is not responding: QEMU guest agent is not connected";
 
 /// The body of a freeze.
 #[derive(Debug, Default, Deserialize)]
@@ -112,7 +115,9 @@ fn check(name: &str, status: &Status) -> Result<(), Refused> {
         ("pause", State::Paused) => Err(Refused::conflict("VMI is already paused")),
         ("unpause", State::Running | State::Stopping) => Err(Refused::conflict("VMI is not paused")),
         ("softreboot" | "reset", State::Paused) => Err(Refused::conflict("VMI is paused")),
-        ("freeze" | "unfreeze" | "guestosinfo" | "userlist" | "filesystemlist", _) if !status.agent => {
+        // As upstream: its launcher answers so.
+        ("freeze" | "unfreeze", _) if !status.agent => Err(Refused::internal(NO_AGENT)),
+        ("guestosinfo" | "userlist" | "filesystemlist", _) if !status.agent => {
             Err(Refused::conflict("VMI does not have guest agent connected"))
         }
         _ => Ok(()),
@@ -152,9 +157,14 @@ mod tests {
             ("guestosinfo", State::Running, false, Some("VMI does not have guest agent connected")),
             ("guestosinfo", State::Running, true, None),
             ("freeze", State::Ended, true, Some("VMI is not running")),
+            ("freeze", State::Running, true, None),
         ] {
             let answer = check(name, &status(state, agent)).err().map(|refused| refused.message);
             assert_eq!(answer.as_deref(), refused, "{name} {state:?}");
+        }
+        for name in ["freeze", "unfreeze"] {
+            let refused = check(name, &status(State::Running, false)).unwrap_err();
+            assert_eq!((refused.status.as_u16(), refused.message.as_str()), (500, NO_AGENT), "{name}");
         }
     }
 }

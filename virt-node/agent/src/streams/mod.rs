@@ -62,6 +62,11 @@ impl Refused {
         }
     }
 
+    /// The guest or the node failed.
+    fn internal(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, reason: "InternalError", message: message.into() }
+    }
+
     /// There is no such guest on this node.
     fn missing(message: impl Into<String>) -> Self {
         Self { status: StatusCode::NOT_FOUND, reason: "NotFound", message: message.into() }
@@ -81,7 +86,7 @@ impl From<Error> for Refused {
             Kind::Content => Self::conflict(message),
             Kind::Launcher => Self::unavailable(message),
             Kind::Usage | Kind::Untrusted | Kind::Kubelet | Kind::Cluster | Kind::Stale | Kind::System => {
-                Self { status: StatusCode::INTERNAL_SERVER_ERROR, reason: "InternalError", message }
+                Self::internal(message)
             }
         }
     }

@@ -4,6 +4,9 @@
 //! client of the screen that asks for `preserveSession` is refused instead. A client with a USB device gets a free channel, or
 //! is refused when there is none.
 //! All streams together have a part of the connections only.
+//!
+//! QEMU writes the bytes of a serial port one by one. Each piece is encrypted and framed again by agent, operator and API
+//! server, so bytes of a console that closely follow others are gathered before they are sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -16,9 +19,10 @@ use cluster::Key;
 use serve::datagrams;
 use serve::route::{Answer, Call};
 use serve::upgrade::Stream;
-use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UdpSocket, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
 
 use super::{CONNECTIONS, Refused, flag, key};
 use crate::error::{Error, Kind};
@@ -39,6 +43,8 @@ const MOST: usize = CONNECTIONS / 4 * 3;
 const PROTOCOL: &str = "ferrovirt-stream";
 /// Bytes on their way in each direction.
 const BUFFER: usize = 16 << 10;
+/// How long bytes of a console that follow others are gathered: too short to be seen by a user who types.
+const GATHER: Duration = Duration::from_millis(2);
 /// How long a guest's port may take to accept.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long QEMU may take to let go of the client before.
@@ -210,7 +216,11 @@ pub(super) async fn open(
         tokio::time::sleep(TAKE_OVER).await;
     }
     let stream = connect(pod, socket.to_owned(), absent).await?;
-    upgrade(call, sessions.count((key, name), place), Some(ended), |client| copy(client, stream))
+    let counted = sessions.count((key, name), place);
+    match name {
+        "console" => upgrade(call, counted, Some(ended), |client| console(client, stream)),
+        _ => upgrade(call, counted, Some(ended), |client| copy(client, stream)),
+    }
 }
 
 /// Connects to a socket of the guest's QEMU. A guest without it is refused with the text `absent`.
@@ -267,6 +277,47 @@ async fn connected(to: SocketAddr) -> io::Result<UdpSocket> {
 /// Moves bytes until one end closes.
 async fn copy(mut client: Stream, mut guest: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER, BUFFER).await.map(|_| ())
+}
+
+/// Moves the bytes of a console until both ends have closed.
+async fn console(client: Stream, guest: UnixStream) -> io::Result<()> {
+    let (mut from_guest, mut to_guest) = tokio::io::split(guest);
+    let (mut from_client, mut to_client) = tokio::io::split(client);
+    let typed = async {
+        tokio::io::copy(&mut from_client, &mut to_guest).await?;
+        to_guest.shutdown().await
+    };
+    let printed = async {
+        gather(&mut from_guest, &mut to_client).await?;
+        to_client.shutdown().await
+    };
+    tokio::try_join!(typed, printed).map(|((), ())| ())
+}
+
+/// Moves bytes of a guest to a client until the guest's end. The first after a pause are sent at once, those that follow
+/// others within [`GATHER`] together.
+async fn gather(
+    guest: &mut (impl AsyncRead + Unpin),
+    client: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    let mut piece = Vec::with_capacity(BUFFER);
+    let mut sent: Option<Instant> = None;
+    let mut is_open = guest.read_buf(&mut piece).await? > 0;
+    while is_open {
+        if sent.is_some_and(|sent| sent.elapsed() < GATHER) {
+            let until = Instant::now() + GATHER;
+            while is_open && piece.len() < BUFFER && Instant::now() < until {
+                let Ok(read) = timeout_at(until, guest.read_buf(&mut piece)).await else { break };
+                is_open = read? > 0;
+            }
+        }
+        client.write_all(&piece).await?;
+        client.flush().await?;
+        piece.clear();
+        sent = Some(Instant::now());
+        is_open = is_open && guest.read_buf(&mut piece).await? > 0;
+    }
+    Ok(())
 }
 
 /// Moves datagrams until the client's stream ends. A datagram that the guest's port refuses is lost, as in any network.
@@ -327,6 +378,9 @@ fn upgrade<W: Future<Output = io::Result<()>> + Send>(
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use super::*;
 
     #[tokio::test]
@@ -399,6 +453,49 @@ mod tests {
         drop(second);
         assert_eq!(sessions.counts(|_| true).open[&of], 0);
         assert_eq!(sessions.counts(|_| false), Counts::default(), "gone guests are forgotten");
+    }
+
+    /// A client that keeps the pieces which it is sent.
+    #[derive(Default)]
+    struct Pieces(Vec<Vec<u8>>);
+
+    impl AsyncWrite for Pieces {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, piece: &[u8]) -> Poll<io::Result<usize>> {
+            self.get_mut().0.push(piece.to_vec());
+            Poll::Ready(Ok(piece.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_of_a_console_that_follow_others_are_sent_together() {
+        const COUNT: usize = 20_000;
+        let (mut guest, mut near) = tokio::io::duplex(256);
+        let printed = async {
+            guest.write_all(b"$").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            for _ in 0..COUNT {
+                guest.write_all(b"x").await.unwrap();
+            }
+            drop(guest);
+        };
+        let mut client = Pieces::default();
+        let begun = Instant::now();
+        let ((), gathered) = tokio::join!(printed, gather(&mut near, &mut client));
+        gathered.unwrap();
+        assert_eq!(client.0[0], b"$", "the first byte waits for no other");
+        assert_eq!(client.0.concat().len(), 1 + COUNT, "the last bytes as well");
+        // Without gathering there would be one for each 256 bytes at least, however fast the machine is.
+        let pauses = begun.elapsed().as_micros() / GATHER.as_micros();
+        let full = COUNT / BUFFER;
+        assert!(client.0.len() as u128 <= pauses + full as u128 + 2, "{} pieces", client.0.len());
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use api::launch::{CpuModel, DiskDevice, DiskFormat, Interface, Launch, Layout, Media, NamedCpu, Slot};
 use api::launcher::{
-    AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, FREEZE_MAX, FREEZE_TIMEOUT, PauseReason,
+    AFFINITY, AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, FREEZE_MAX, FREEZE_TIMEOUT, PauseReason,
     RefusedKind, Request, Size, State, Status,
 };
 use base64::Engine;
@@ -262,7 +262,9 @@ impl Guest {
                 let (running, launch) = (self.domain()?, self.document()?);
                 let disks = targets(&launch, &libvirt::described(&running)?.targets);
                 let taps = launch.interfaces.into_iter().map(|one| (one.name, one.tap)).collect();
-                Ok(Answer::Stats(stats::of(libvirt::statistics(&running)?, &disks, &taps)))
+                let mut stats = stats::of(libvirt::statistics(&running)?, &disks, &taps);
+                stats.numbers.insert(AFFINITY.to_owned(), pinning::affinity(&running)?);
+                Ok(Answer::Stats(stats))
             }
             Request::Screenshot => {
                 let domain = self.domain()?;

@@ -97,6 +97,17 @@ fn failed(thread: i32, error: Errno) -> Failure {
     Failure(format!("QEMU's thread {thread} cannot be pinned: {error}"))
 }
 
+/// How many CPUs of the host each vCPU may run on, added up: as many as there are vCPUs where they are pinned.
+pub(super) fn affinity(running: &Domain<'_>) -> Result<u64, Failure> {
+    let cpus = libvirt::vcpu_threads(running)?.into_iter().map(|thread| {
+        let pid = Pid::from_raw(thread).ok_or(Errno::SRCH);
+        let set = pid.and_then(|pid| sched_getaffinity(Some(pid)));
+        set.map(|set| u64::from(set.count()))
+            .map_err(|error| Failure(format!("the CPUs of QEMU's thread {thread} cannot be read: {error}")))
+    });
+    cpus.sum()
+}
+
 /// Lets a thread run on this CPU only.
 fn set(thread: i32, cpu: usize) -> Result<(), Errno> {
     let mut cpus = CpuSet::new();

@@ -4,17 +4,21 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use api::launch::{Launch, Pinning};
-use api::launcher::RefusedKind;
+use api::launcher::{AFFINITY, Answer, RefusedKind, Request};
 use guest::CallError;
 
 use crate::support::running::{HALTS, Launcher, status_line};
 
+/// The CPUs of a list of the kernel, such as `0-2,7`.
+fn listed(list: &str) -> Vec<usize> {
+    let ranges = list.split(',').map(|range| range.split_once('-').unwrap_or((range, range)));
+    ranges.flat_map(|(from, to)| from.parse::<usize>().unwrap()..=to.parse::<usize>().unwrap()).collect()
+}
+
 /// Two CPUs that this machine has.
 fn two_cpus() -> [usize; 2] {
-    let line = status_line(std::process::id(), "Cpus_allowed_list");
-    let ranges = line.split(',').map(|range| range.split_once('-').unwrap_or((range, range)));
-    let cpus = ranges.flat_map(|(from, to)| from.parse::<usize>().unwrap()..=to.parse::<usize>().unwrap());
-    cpus.take(2).collect::<Vec<usize>>().try_into().expect("the machine has two CPUs")
+    let cpus = listed(&status_line(std::process::id(), "Cpus_allowed_list"));
+    *cpus.first_chunk().expect("the machine has two CPUs")
 }
 
 /// A launcher that may use these CPUs, and a document of a guest with so many vCPUs.
@@ -45,6 +49,12 @@ fn threads(launcher: &Launcher) -> (Vec<String>, BTreeSet<String>) {
     (vcpus, others)
 }
 
+/// CPUs of the host that the guest's vCPUs may run on, as the launcher counts them.
+fn affinity(launcher: &Launcher) -> u64 {
+    let Answer::Stats(stats) = launcher.ask(Request::Stats).unwrap() else { panic!("counters") };
+    stats.numbers[AFFINITY]
+}
+
 #[test]
 fn each_vcpu_has_a_cpu_of_its_own() {
     let cpus = two_cpus();
@@ -54,6 +64,16 @@ fn each_vcpu_has_a_cpu_of_its_own() {
     assert_eq!(vcpus.len(), 2);
     let wanted: BTreeSet<String> = cpus.iter().map(usize::to_string).collect();
     assert_eq!(vcpus.into_iter().collect::<BTreeSet<_>>(), wanted);
+    assert_eq!(affinity(&launcher), 2, "one of each");
+}
+
+#[test]
+fn affinity_of_a_vcpu_that_is_not_pinned_counts_all_cpus_that_it_may_use() {
+    let (launcher, mut document) = launcher(&two_cpus(), 1, Pinning::Vcpus);
+    document.cpu.pinning = None;
+    launcher.launch(&document);
+    let (vcpus, _) = threads(&launcher);
+    assert_eq!(affinity(&launcher), listed(&vcpus[0]).len() as u64);
 }
 
 #[test]

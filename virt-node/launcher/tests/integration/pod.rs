@@ -29,6 +29,7 @@ fn a_pods_launcher_keeps_the_pods_user_and_runs_its_own_instance_only() {
     launcher.launch(&own);
     launcher.until(State::Running);
     let log = launcher.folder().join("libvirt/qemu/log");
+    assert!(fs::symlink_metadata(&log).unwrap().is_dir(), "tar packs a link as a link");
     assert!(fs::read_dir(&log).unwrap().flatten().count() > 0, "QEMU's log is in {}", log.display());
     launcher.client().call(api::launcher::Request::Kill).unwrap();
     launcher.ends(Cause::Killed);

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use guests::inside;
 use serde_json::{Value, json};
 
-use super::{condition, instance};
+use super::{condition, get, instance};
 use crate::platform::disks::container_image;
 use crate::platform::place::{CLAIMS, EVENTS, INSTANCES, MACHINES, PLACE, PODS, SECRETS};
 
@@ -187,6 +187,18 @@ pub(super) fn written(namespace: &str) -> usize {
     printed(namespace).matches("inside: written").count()
 }
 
+/// Reports of the guest's agent, as the API has them.
+fn reports(namespace: &str) {
+    let report = |name: &str| get(namespace, &format!("virtualmachineinstances/vm/{name}")).unwrap();
+    let system = report("guestosinfo");
+    assert!(system["guestAgentVersion"].as_str().is_some_and(|version| !version.is_empty()), "{system}");
+    let users = report("userlist");
+    assert!(users["items"].is_array(), "{users}");
+    let filesystems = report("filesystemlist");
+    let mounted = filesystems["items"].as_array().unwrap().iter().any(|one| one["mountPoint"] == "/data");
+    assert!(mounted, "{filesystems}");
+}
+
 #[test]
 fn a_freeze_ends_by_itself_and_the_agent_reboots_the_guest() {
     let namespace = "frozen";
@@ -202,6 +214,7 @@ fn a_freeze_ends_by_itself_and_the_agent_reboots_the_guest() {
     PLACE.until(namespace, "AgentConnected", || {
         condition(&instance(namespace, "vm"), "AgentConnected").filter(|found| found["status"] == "True")
     });
+    reports(namespace);
     let begun = Instant::now();
     let options = json!({"unfreezeTimeout": "8s"});
     PLACE.put_with(namespace, "virtualmachineinstances/vm/freeze", &options).unwrap();
@@ -217,6 +230,13 @@ fn a_freeze_ends_by_itself_and_the_agent_reboots_the_guest() {
     PLACE.until(namespace, "writes after the freeze", || (written(namespace) > still + 1).then_some(()));
     assert!(begun.elapsed() >= Duration::from_secs(8), "{:?}", begun.elapsed());
     PLACE.until(namespace, "no fsFreezeStatus", || status().is_null().then_some(()));
+    let options = json!({"unfreezeTimeout": "5m0s"});
+    PLACE.put_with(namespace, "virtualmachineinstances/vm/freeze", &options).unwrap();
+    PLACE.until(namespace, "fsFreezeStatus", || (status() == "frozen").then_some(()));
+    PLACE.put(namespace, "virtualmachineinstances/vm/unfreeze").unwrap();
+    PLACE.until(namespace, "no fsFreezeStatus", || status().is_null().then_some(()));
+    let thawed = written(namespace);
+    PLACE.until(namespace, "writes after it", || (written(namespace) > thawed + 1).then_some(()));
 
     let uid = instance(namespace, "vm")["metadata"]["uid"].clone();
     PLACE.put(namespace, "virtualmachineinstances/vm/softreboot").unwrap();

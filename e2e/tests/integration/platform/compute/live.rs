@@ -21,8 +21,29 @@ fn template(spec: &Value) -> Value {
     json!({"spec": {"template": {"spec": spec}}})
 }
 
+/// More memory reaches a guest that runs, which has no driver and takes none of it; less waits for a restart.
+fn memory(namespace: &str) {
+    let guest = |amount: &str| {
+        patch(namespace, "vm", &template(&json!({"domain": {"memory": {"guest": amount}}})));
+    };
+    let status = || instance(namespace, "vm")["status"]["memory"].clone();
+    assert_eq!(status()["guestAtBoot"], "1Gi");
+    guest("1280Mi");
+    PLACE.until(namespace, "the guest is given memory", || {
+        (status()["guestRequested"] == "1280Mi").then_some(())
+    });
+    PLACE.until(namespace, "HotMemoryChange", || {
+        let lacks = condition(&instance(namespace, "vm"), "HotMemoryChange")?;
+        (lacks["status"] == "True").then_some(())
+    });
+    assert!(!restart_required(namespace));
+    until_answers(namespace, "vm", 2);
+    guest("1Gi");
+    PLACE.until(namespace, "RestartRequired", || restart_required(namespace).then_some(()));
+}
+
 #[test]
-fn sockets_and_placement_are_followed_and_cores_wait_for_a_restart() {
+fn sockets_memory_and_placement_are_followed_and_cores_wait_for_a_restart() {
     let namespace = "live";
     PLACE.namespace(namespace);
     let _volume = create(namespace, "vm", "Always", 0);
@@ -47,10 +68,13 @@ fn sockets_and_placement_are_followed_and_cores_wait_for_a_restart() {
     // Sockets are not removed while the guest runs.
     patch(namespace, "vm", &template(&json!({"domain": {"cpu": {"sockets": 1}}})));
     PLACE.until(namespace, "RestartRequired", || restart_required(namespace).then_some(()));
+    // Guests that start below 1 GiB get no more memory.
+    patch(namespace, "vm", &template(&json!({"domain": {"memory": {"guest": "1Gi"}}})));
     PLACE.put(namespace, "virtualmachines/vm/restart").unwrap();
     until_answers(namespace, "vm", 2);
     PLACE.until(namespace, "no RestartRequired", || (!restart_required(namespace)).then_some(()));
     assert_eq!(instance(namespace, "vm")["status"]["currentCPUTopology"]["sockets"], 1);
+    memory(namespace);
     PLACE.delete(MACHINES, namespace, "vm");
     PLACE.remove_namespace(namespace);
 }

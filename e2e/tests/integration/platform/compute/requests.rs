@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use super::{REVISIONS, claim, instance};
 use crate::platform::console::Console;
 use crate::platform::guest;
+use crate::platform::hyperconverged::{OBJECT, alone};
 use crate::platform::machines::{machine, until_answers};
-use crate::platform::place::{CLAIMS, INSTANCES, MACHINES, PLACE, TIMEOUT};
+use crate::platform::place::{CLAIMS, INSTANCES, MACHINES, PLACE, PODS, TIMEOUT};
 use crate::platform::streams::Streams;
 
 const NAMESPACE: &str = "requests";
@@ -196,7 +197,6 @@ fn stopped(vm: &Value) {
         (Put, "vm/vm/addvolume", json!({"name": "data"}), 400, "requires disk to not be nil"),
         (Put, "vm/vm/removevolume", json!({"name": "data"}), 409, "because it does not exist"),
         (Get, "vm/vm/expand-spec", none(), 200, "\"VirtualMachine\""),
-        (Get, "vm/vm/objectgraph", json!({"includeOptionalNodes": true}), 400, "ObjectGraph"),
         (Get, "vm/vm/why", none(), 200, "\"running\":false"),
         (Put, "expand-vm-spec", of_manual("Always"), 200, "\"VirtualMachine\""),
         (Put, "expand-vm-spec", json!({"kind": "Pod"}), 400, "not a valid VirtualMachine"),
@@ -253,14 +253,14 @@ fn running() {
         check(&[(Stream, port, none(), 400, "dialing VM")]);
     }
     check(&[
+        (Get, "vm/vm/why", none(), 200, "\"running\":true"),
         (Put, "vmi/vm/unpause", json!({}), 409, "VMI is not paused"),
-        (Put, "vmi/vm/freeze", json!({"unfreezeTimeout": "1m0s"}), 409, "guest agent"),
-        (Put, "vmi/vm/unfreeze", none(), 409, "guest agent"),
+        (Put, "vmi/vm/freeze", json!({"unfreezeTimeout": "1m0s"}), 500, "QEMU guest agent is not connected"),
+        (Put, "vmi/vm/unfreeze", none(), 500, "QEMU guest agent is not connected"),
         (Stream, "vmi/vm/usbredir", none(), 409, "Not configured with USB Redirection"),
         (Stream, "vmi/vm/vsock?port=22&tls=true", none(), 400, "VSOCK"),
         (Stream, "vmi/vm/portforward/0/tcp", none(), 400, "port"),
         (Get, "vmi/vm/console", none(), 400, "WebSocket"),
-        (Get, "vmi/vm/objectgraph", json!({"includeOptionalNodes": true}), 400, "ObjectGraph"),
         (Get, "vmi/vm/vnc/screenshot?moveCursor=false", none(), 200, "PNG"),
         (Put, "vm/vm/restart", json!({"gracePeriodSeconds": 5}), 400, "only gracePeriod=0"),
         (Put, "vm/vm/memorydump", json!({"claimName": "data"}), 409, "should be bigger then"),
@@ -338,7 +338,15 @@ fn until_another(before: &Value) {
 /// A changed template reaches the next instance: by a restart, or when the instance is deleted under Always.
 fn restarts() {
     let (before, first) = (instance(NAMESPACE, "vm"), generation());
-    let change = json!({"spec": {"runStrategy": "Always", "template": {"metadata": {"labels": {"a": "b"}}}}});
+    let note = |text: &str| {
+        let name = format!("kubernetes.io/{text}");
+        json!({"annotations": {name: text}})
+    };
+    let mut of_template = note("template");
+    of_template["labels"] = json!({"a": "b"});
+    let template = json!({"metadata": of_template});
+    let change =
+        json!({"metadata": note("machine"), "spec": {"runStrategy": "Always", "template": template}});
     super::patch(NAMESPACE, "vm", &change);
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(generation(), first, "the generation of a running instance");
@@ -347,6 +355,13 @@ fn restarts() {
     let second = instance(NAMESPACE, "vm");
     assert_ne!(generation(), first);
     assert_eq!(second["metadata"]["labels"]["a"], "b");
+    let own = |pod: &&Value| pod["metadata"]["labels"]["kubevirt.io/created-by"] == second["metadata"]["uid"];
+    let pod = PLACE.list(PODS, NAMESPACE).iter().find(own).cloned().unwrap();
+    for object in [&second, &pod] {
+        let annotations = &object["metadata"]["annotations"];
+        assert_eq!(annotations["kubernetes.io/template"], "template", "{object}");
+        assert!(annotations["kubernetes.io/machine"].is_null(), "{object}");
+    }
     PLACE.delete(INSTANCES, NAMESPACE, "vm");
     until_another(&second);
 }
@@ -396,4 +411,50 @@ fn every_request_of_virtctl_is_answered_as_upstream_answers_it() {
     PLACE.remove_namespace(NAMESPACE);
     println!("all requests of virtctl: {:.1?}", begun.elapsed());
     assert!(begun.elapsed() < 2 * TIMEOUT);
+}
+
+/// `objectgraph`, which other tests do not request: its feature gate is one of the whole cluster.
+#[test]
+fn objects_that_a_vm_needs_are_a_tree_while_the_feature_gate_is_on() {
+    let namespace = "graph";
+    let platform = operator::defaults::NAMESPACE;
+    let _alone = alone();
+    PLACE.namespace(namespace);
+    let volume = json!({"persistentVolumeClaim": {"claimName": "data"}});
+    PLACE.create(MACHINES, namespace, &machine("vm", "Halted", &volume));
+    let path =
+        format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/vm/objectgraph");
+    let answer = || {
+        let (code, body) = send(Get, &path, &json!({"includeOptionalNodes": true}));
+        (code, String::from_utf8(body).unwrap())
+    };
+    let until_refused = || {
+        PLACE.until(namespace, "objectgraph is refused", || {
+            let (code, text) = answer();
+            (code == 400 && text.contains("'ObjectGraph' feature gate is not enabled")).then_some(())
+        });
+    };
+    let set = |gates: &Value| {
+        let patch = json!({"spec": {"featureGates": gates}}).to_string();
+        PLACE.kubectl(&["-n", platform, "patch", OBJECT, "--type=merge", "-p", &patch]).unwrap();
+    };
+    until_refused();
+    let owner = PLACE.kubectl(&["-n", platform, "get", OBJECT, "-o", "json"]).unwrap();
+    let before = serde_json::from_str::<Value>(&owner).unwrap()["spec"]["featureGates"].clone();
+    let mut more = before.as_array().cloned().unwrap_or_default();
+    more.push(json!({"name": "objectGraph"}));
+    set(&json!(more));
+    let tree = PLACE.until(namespace, "objectgraph is served", || {
+        let (code, text) = answer();
+        (code == 200).then(|| serde_json::from_str::<Value>(&text).unwrap())
+    });
+    assert_eq!(tree["objectReference"]["name"], "vm", "{tree}");
+    let children = tree["children"].as_array().unwrap();
+    let claim =
+        json!({"apiGroup": "", "kind": "PersistentVolumeClaim", "name": "data", "namespace": namespace});
+    assert!(children.iter().any(|one| one["objectReference"] == claim), "{tree}");
+    set(&before);
+    until_refused();
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.remove_namespace(namespace);
 }

@@ -135,6 +135,11 @@ fn screens() {
     let mut second = vnc(false).unwrap();
     assert!(second.bytes(12).unwrap().starts_with(b"RFB 003."));
     assert!(first.bytes(1 << 20).is_err(), "the second client takes over");
+    for number in 0..8 {
+        drop(second);
+        second = vnc(false).unwrap();
+        assert!(second.bytes(12).unwrap().starts_with(b"RFB 003."), "screen {number} after another");
+    }
 }
 
 /// Ports of the guest at once: datagrams, which need no listener there.

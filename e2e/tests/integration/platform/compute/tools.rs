@@ -1,5 +1,6 @@
-//! Tools of the launcher's pod: exit codes and output as backup software, the kubelet and support bundles read them; and
-//! the effect of probes of all kinds.
+//! Tools of the launcher's pod: exit codes and output as backup software, the kubelet and support bundles read them; the
+//! effect of probes of all kinds; and what the same guest does with its network: it reaches out, and many forwarded ports
+//! carry its data at once.
 
 use std::time::Duration;
 
@@ -8,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::inside::{until_printed, vm, written};
 use super::{condition, instance, patch, put};
+use crate::platform::console::Console;
 use crate::platform::machines::{create, until_answers};
-use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
+use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS, SERVICES};
 use crate::platform::streams::{Streams, agent};
 
 /// The launcher's pod of the VM of a namespace.
@@ -175,7 +177,7 @@ fn bundle(pod: &Pod) {
         (&["ip", "a"][..], "lo:"),
         (&["bridge", "fdb", "show"][..], ""),
         (&["bridge", "vlan", "show"][..], ""),
-        (&["tar", "-c", "-C", "/var/run/kubevirt-private/libvirt/qemu/log", "."][..], log.as_str()),
+        (&["tar", "-c", "/var/run/kubevirt-private/libvirt/qemu/log"][..], log.as_str()),
     ] {
         let found = pod.exec(command).unwrap();
         assert!(found.contains(wanted), "{command:?}: {found}");
@@ -191,6 +193,35 @@ fn bundle(pod: &Pod) {
     let process = found.lines().next().unwrap();
     let rules = exec(&["nsenter", "-t", process, "-n", "--", "nft", "list", "ruleset"]).unwrap();
     assert!(rules.contains("table"), "the rules of the pod's masquerading: {rules:?}");
+}
+
+/// The guest reaches the cluster's API server by the pod network.
+fn reaches_out(pod: &Pod) {
+    let service = PLACE.find(SERVICES, "default", "kubernetes").unwrap();
+    let address = service["spec"]["clusterIP"].as_str().unwrap();
+    let script = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} 443");
+    let answer = PLACE.until(pod.namespace, "the API server answers the guest", || pod.run(&script).ok());
+    assert!(answer.contains("Client sent an HTTP request to an HTTPS server"), "{answer}");
+}
+
+/// Forwarded ports that are open together, each with data of the guest's server.
+fn forwards(pod: &Pod) {
+    const LINES: usize = 1024;
+    const LINE: &str = "0123456789abcdef\n";
+    let count = if std::env::var_os("FERROVIRT_SOAK").is_some() { 100 } else { 20 };
+    let line = LINE.trim_end();
+    let script = format!("i=0; while [ $i -lt {LINES} ]; do echo {line}; i=$((i+1)); done > /www/lines");
+    pod.run(&script).unwrap();
+    let open = |_| Console::stream(&PLACE, pod.namespace, "vm", "portforward/80/tcp").unwrap();
+    let mut all: Vec<Console<'_>> = (0..count).map(open).collect();
+    for forward in &mut all {
+        forward.send(b"GET /lines HTTP/1.0\r\n\r\n").unwrap();
+    }
+    for (number, forward) in all.iter_mut().enumerate() {
+        // The header of the answer comes before it.
+        let received = forward.read_until(&format!("\r\n\r\n{}", LINE.repeat(LINES))).unwrap();
+        assert!(received.starts_with("HTTP/1."), "forward {number} of {count}: {received}");
+    }
 }
 
 /// One VM, whose guest has an agent and a server: the probes of its first run go through the agent, those of the second to
@@ -226,6 +257,8 @@ fn hooks_probes_and_bundles_work_with_a_guest_agent() {
     until_ready(namespace, "True");
     hooks(&pod);
     bundle(&pod);
+    reaches_out(&pod);
+    forwards(&pod);
     until_ready(namespace, "True");
 
     let probes = json!({

@@ -40,6 +40,21 @@ fn check_expectation(namespace: &str, name: &str, expected: &str) -> Result<(), 
     if good { Ok(()) } else { Err(format!("{name} is {status}, not {expected:?}: {conditions:#?}")) }
 }
 
+/// Whether a text of a manifest is in its instance's status, in its launcher pod or in its domain; else all three.
+fn check_shown(namespace: &str, name: &str, text: &str) -> Result<(), String> {
+    let status = PLACE.find(INSTANCES, namespace, name).unwrap_or_default()["status"].to_string();
+    let own = |pod: &&Value| pod["metadata"]["annotations"]["kubevirt.io/domain"] == name;
+    let pod = PLACE.list(PODS, namespace).iter().find(own).cloned().unwrap_or_default();
+    let launcher = pod["metadata"]["name"].as_str().unwrap_or_default();
+    let domain = format!("{namespace}_{name}");
+    let dump = ["-n", namespace, "exec", launcher, "-c", "compute", "--", "virsh", "dumpxml", &domain];
+    let all = [status, pod.to_string(), PLACE.kubectl(&dump).unwrap_or_else(|error| error)];
+    match all.iter().any(|one| one.contains(text)) {
+        true => Ok(()),
+        false => Err(format!("{name} does not show {text:?}: {}", all.join("\n"))),
+    }
+}
+
 #[test]
 fn vms_of_many_shapes_are_accepted_strictly_and_run_or_name_the_missing() {
     let namespace = "vms";
@@ -83,6 +98,9 @@ fn vms_of_many_shapes_are_accepted_strictly_and_run_or_name_the_missing() {
             }
             if *expected == "Running" && check_expectation(namespace, name, expected).is_ok() {
                 println!("memory {}", overhead::measure(namespace, name));
+                let machine = machines.iter().find(|one| one["metadata"]["name"] == *name).unwrap();
+                let shown = machine["metadata"]["annotations"]["shows"].as_str();
+                wrong.extend(shown.and_then(|text| check_shown(namespace, name, text).err()));
             }
         }
         for (name, _) in some {

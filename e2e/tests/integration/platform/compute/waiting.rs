@@ -1,4 +1,5 @@
-//! VMs that cannot run: `printableStatus` is upstream's word for the reason, and the word goes when the reason does.
+//! VMs that cannot run: `printableStatus` is upstream's word for the reason, `why` says it in a sentence, and the word goes when
+//! the reason does.
 //! Starts that fail are repeated, later each time.
 
 use std::collections::BTreeSet;
@@ -6,6 +7,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::get;
 use crate::platform::guest;
 use crate::platform::machines::{claim, machine, until_answers};
 use crate::platform::place::{INSTANCES, MACHINES, PLACE, PODS};
@@ -21,15 +23,23 @@ fn machine_that_cannot_run_has_the_word_of_the_reason() {
     let image = json!({"containerDisk": {"image": IMAGE}});
     let mut nowhere = machine("nowhere", "Always", &json!({"emptyDisk": {"capacity": "1Mi"}}));
     nowhere["spec"]["template"]["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "absent"});
-    let all: [(Value, &[&str]); 3] = [
-        (machine("late", "Always", &absent), &["ErrorPvcNotFound"]),
-        (machine("unpulled", "Always", &image), &["ErrImagePull", "ImagePullBackOff"]),
-        (nowhere, &["ErrorUnschedulable"]),
+    let all: [(Value, &[&str], &str); 3] = [
+        (
+            machine("late", "Always", &absent),
+            &["ErrorPvcNotFound"],
+            "PersistentVolumeClaim late does not exist.",
+        ),
+        (
+            machine("unpulled", "Always", &image),
+            &["ErrImagePull", "ImagePullBackOff"],
+            "It is not synchronized: ",
+        ),
+        (nowhere, &["ErrorUnschedulable"], "Its launcher pod is not scheduled: "),
     ];
-    for (vm, _) in &all {
+    for (vm, ..) in &all {
         PLACE.create(MACHINES, namespace, vm);
     }
-    for (vm, words) in &all {
+    for (vm, words, sentence) in &all {
         let name = vm["metadata"]["name"].as_str().unwrap();
         let mut wanted: BTreeSet<&str> = words.iter().copied().collect();
         PLACE.until(namespace, &format!("{name} has shown {words:?}"), || {
@@ -37,10 +47,15 @@ fn machine_that_cannot_run_has_the_word_of_the_reason() {
             wanted.remove(vm["status"]["printableStatus"].as_str()?);
             wanted.is_empty().then_some(())
         });
+        PLACE.until(namespace, &format!("why {name} does not run: {sentence}"), || {
+            let why = get(namespace, &format!("virtualmachines/{name}/why")).ok()?;
+            let mut reasons = why["reasons"].as_array()?.iter().filter_map(Value::as_str);
+            (why["running"] == false && reasons.any(|one| one.starts_with(sentence))).then_some(())
+        });
     }
     let _volume = claim(namespace, "late", &guest::disk());
     until_answers(namespace, "late", 1);
-    for (vm, _) in &all {
+    for (vm, ..) in &all {
         PLACE.delete(MACHINES, namespace, vm["metadata"]["name"].as_str().unwrap());
     }
     PLACE.remove_namespace(namespace);

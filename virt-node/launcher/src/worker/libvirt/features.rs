@@ -42,6 +42,7 @@ fn processors(domain: &str, expanded: &str) -> Processors {
     let hyperv = between(domain, "<hyperv supported='yes'>", "</hyperv>").unwrap_or_default();
     let hyperv = hyperv.lines().filter_map(|line| between(line, "<value>", "</value>"));
     Processors {
+        encryption: encryption(domain),
         models: usable.filter_map(|line| between(line, ">", "</model>")).map(str::to_owned).collect(),
         host_model: named.map(|(_, model)| model.to_owned()),
         vendor: between(host, "<vendor>", "</vendor>").map(str::to_owned),
@@ -49,6 +50,17 @@ fn processors(domain: &str, expanded: &str) -> Processors {
         features: required(expanded),
         hyperv: hyperv.map(str::to_owned).collect(),
     }
+}
+
+/// Kinds of encryption of guests' memory, from the description of a domain's capabilities.
+fn encryption(domain: &str) -> Vec<String> {
+    let sev = between(domain, "<sev supported='yes'>", "</sev>");
+    // As upstream: guests with encrypted registers have address space identifiers of their own.
+    let registers = sev.and_then(|sev| between(sev, "<maxESGuests>", "</maxESGuests>"));
+    let registers = registers.is_some_and(|count| count.parse::<u64>().is_ok_and(|count| count > 0));
+    let found =
+        [("sev", sev.is_some()), ("sev-es", registers), ("tdx", domain.contains("<tdx supported='yes'"))];
+    found.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name.to_owned()).collect()
 }
 
 /// Features that a processor has.
@@ -158,6 +170,21 @@ mod tests {
         );
         assert_eq!(found.hyperv, ["spinlocks", "vendor_id"]);
         assert_eq!(processors("", ""), Processors::default());
+    }
+
+    #[test]
+    fn kinds_of_memory_encryption_are_those_that_domains_can_have() {
+        let sev = |guests: u32| {
+            format!(
+                "<features>\n  <sev supported='yes'>\n    <cbitpos>51</cbitpos>\n    <maxGuests>509</maxGuests>\n    \
+                 <maxESGuests>{guests}</maxESGuests>\n  </sev>\n</features>"
+            )
+        };
+        assert_eq!(encryption(&sev(0)), ["sev"]);
+        assert_eq!(encryption(&sev(99)), ["sev", "sev-es"]);
+        assert_eq!(encryption("<tdx supported='yes'/>"), ["tdx"]);
+        assert_eq!(encryption("<sev supported='no'/>\n<tdx supported='no'/>"), Vec::<String>::new());
+        assert_eq!(processors(&sev(1), "").encryption, ["sev", "sev-es"]);
     }
 
     #[test]
