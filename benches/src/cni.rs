@@ -145,7 +145,7 @@ impl Bench {
     /// Measures a row.
     ///
     /// # Errors
-    /// A call fails, or leaves something behind.
+    /// A call fails, or leaves links, rules or files.
     pub fn row(&self, name: &str) -> Result<Vec<Comparison>> {
         let addresses = json!({
             "isGateway": true,
@@ -365,7 +365,7 @@ impl Bench {
         self.answer(side, verb, one, config).map(|(took, _)| took)
     }
 
-    /// One call, and what it answered.
+    /// One call, and its answer.
     fn answer(
         &self,
         side: Side,

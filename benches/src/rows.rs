@@ -1,4 +1,4 @@
-//! The rows of the table, as data: image, source, peer, and the bar to meet.
+//! The rows of the table, as data: image, source, peer, and the bar to meet. Not here: running them (`run`).
 
 use crate::images::Image;
 
@@ -110,7 +110,7 @@ const fn at_least(faster: f64, peer: Peer) -> Against {
     Against { peer, faster, cpu: false }
 }
 
-/// Data that packs badly, of which deflate takes longer; CPU seconds are shown beside the library's own.
+/// Data that packs badly, of which deflate takes longer; CPU seconds are shown next to those of the library alone.
 const HALF_RANDOM: Row = Row {
     image: Image::QcowRandom,
     truth: Some(Image::RawRandom),

@@ -77,7 +77,7 @@ pub struct Bench {
     work: tempfile::TempDir,
 }
 
-/// One thing to measure.
+/// One step that is measured.
 enum Step {
     Shell(String),
     DirectWrite(u64),

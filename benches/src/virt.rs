@@ -428,7 +428,7 @@ fn created(folder: &Path, number: usize, domain: &Path) -> Result<()> {
     written(&folder.join(format!("lib/qemu/{number}/serial0.log")))
 }
 
-/// Waits until a file has something in it.
+/// Waits until a file is not empty.
 fn written(file: &Path) -> Result<()> {
     let until = Instant::now() + TIMEOUT;
     while !fs::metadata(file).is_ok_and(|facts| facts.len() > 0) {

@@ -33,7 +33,7 @@ pub(crate) enum ImageError {
 /// Why the image is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// We may not open it, or it is something that is never served: a link, a device, a pipe.
+    /// It may not be opened, or is of a type that is never served: a link, a device, a pipe.
     Forbidden,
     /// It is gone.
     Missing,

@@ -1,4 +1,4 @@
-//! The handle on a cluster: start, use, stop.
+//! The handle on a cluster: start, use, stop. Not here: the process that keeps it (`supervisor`), its programs (`node`).
 
 use std::fmt::Debug;
 use std::fs;
@@ -252,7 +252,7 @@ impl Cluster {
     /// Stops it now, and waits until nothing is left.
     ///
     /// # Errors
-    /// When something could not be removed.
+    /// When a part of it could not be removed.
     pub fn stop(mut self) -> Result<()> {
         self.kept = true;
         stop(&mut self.supervisor)
@@ -308,7 +308,7 @@ impl Second {
     /// Switches it off.
     ///
     /// # Errors
-    /// When something of it could not be removed.
+    /// When a part of the node could not be removed.
     pub fn stop(mut self) -> Result<()> {
         stop(&mut self.supervisor)
     }
@@ -343,7 +343,7 @@ fn node_path(supervisor: &Child, path: &str) -> Result<PathBuf> {
 pub struct Ended {
     /// Where a person had one.
     pub stopped: Vec<Place>,
-    /// Where a supervisor that was killed had left something.
+    /// Where a killed supervisor had left files, mounts or devices.
     pub removed: Vec<Place>,
 }
 
@@ -351,7 +351,7 @@ pub struct Ended {
 /// stay.
 ///
 /// # Errors
-/// Without root's rights, when one does not end, or something cannot be removed.
+/// Without root's rights, when one does not end, or a part cannot be removed.
 pub fn stop_kept() -> Result<Ended> {
     needs_root()?;
     let mut ended = Ended::default();
@@ -405,7 +405,7 @@ pub fn needs_root() -> Result<()> {
     Ok(())
 }
 
-/// The supervisor's next line without what it has to begin with.
+/// The supervisor's next line, without the beginning that it must have.
 fn read_line(supervisor: &mut Child, beginning: &str) -> Result<String> {
     let stdout = supervisor.stdout.as_mut().context("a pipe")?;
     let mut said = Vec::new();

@@ -17,7 +17,7 @@ const PLACES: u8 = 16;
 /// A file in the state folder with the process id of the supervisor, when a person has the cluster.
 const KEPT: &str = "kept.pid";
 
-/// Where things that outlive a build are kept: `FERROVIRT_CACHE`, or `~/.cache/ferrovirt`.
+/// Directory of files that outlive a build: `FERROVIRT_CACHE`, or `~/.cache/ferrovirt`.
 ///
 /// # Errors
 /// Without either variable.

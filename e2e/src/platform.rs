@@ -29,7 +29,7 @@ pub fn settings() -> Settings {
 /// Loads the platform's images and makes what an administrator has on a node: a pool of `size` bytes for the CSI driver.
 ///
 /// # Errors
-/// When an image is not built, or the node does not take something.
+/// When an image is not built, or the node refuses an object.
 pub fn prepare(cluster: &Cluster, size: u64) -> Result<()> {
     cluster.import_images(&programs::image()?)?;
     cluster.import_images(&programs::launcher_image()?)?;
@@ -80,7 +80,7 @@ pub fn switch_on(cluster: &Cluster, settings: &Settings) -> Result<()> {
 /// Removes the platform as `operator uninstall` does; VMs and DataVolumes must be gone. Gives the time that took.
 ///
 /// # Errors
-/// When something is not removed in time.
+/// When an object is not removed in time.
 pub fn uninstall(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
     let begun = Instant::now();
     let run = removal(cluster, settings, &[])?.output().context("cannot run operator")?;

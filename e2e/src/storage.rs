@@ -59,7 +59,7 @@ pub fn install(cluster: &Cluster, size: u64, provisioner: Provisioner) -> Result
 /// Makes what the driver needs besides its own manifests: a pool of `size` bytes, and the sidecars' images.
 ///
 /// # Errors
-/// When a program is not built, or the node does not take something.
+/// When a program is not built, or the node refuses an image or object.
 pub fn prepare(cluster: &Cluster, size: u64) -> Result<()> {
     pool(cluster, size).context("cannot make the pool")?;
     cluster.import_images(&images(cluster).context("cannot build the sidecars' images")?)

@@ -40,7 +40,7 @@ enum Event {
     Line(String),
     /// That process has ended.
     Ended,
-    /// The end of standard input no longer means anything.
+    /// The end of standard input has no effect any more.
     Keep,
     /// The cluster is no longer needed.
     Stop,

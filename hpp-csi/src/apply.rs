@@ -1,5 +1,5 @@
-//! Does what was planned: one file per thing that changes. Every call may come again after it was cut short anywhere; it
-//! then finds what is there and goes on.
+//! Carries out plans, one file per kind of object. Every call may be repeated after an interruption at any point: it finds
+//! the state that is there and continues. Not here: decisions ([`crate::plan`]).
 
 mod change;
 mod content;

@@ -66,7 +66,7 @@ pub struct Registration {
 /// The metrics server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metrics {
-    /// Where it listens.
+    /// Address that it listens on.
     pub address: SocketAddr,
     /// Its certificate.
     pub identity: Identity,
@@ -163,8 +163,8 @@ pub struct PoolConfig {
     pub enforce: Option<Enforce>,
     /// Whether a StorageClass may ask for copies where files cannot share blocks.
     pub copy: bool,
-    /// Whether a volume is copied while it is published: something else keeps it from being written to, and a change that
-    /// is seen during the copy fails it.
+    /// Whether a volume is copied while it is published: another program prevents writes to it, and a change that the driver
+    /// detects during the copy fails it.
     pub copy_published: bool,
     /// Extents above which the disk of a volume that is not in use is defragmented; `None`: none is.
     pub defragment: Option<NonZeroU64>,
@@ -202,7 +202,7 @@ struct WrittenPool {
 /// The pools of a data-dir JSON.
 ///
 /// # Errors
-/// [`Kind::Invalid`] for anything that is not as described at the top of this module.
+/// [`Kind::Invalid`] for JSON that differs from the description at the top of this module.
 pub fn pools(json: &str) -> Result<Vec<PoolConfig>> {
     if json.len() > JSON_MAX {
         return Err(invalid("the JSON of --datadir is longer than 1 MiB"));

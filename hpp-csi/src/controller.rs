@@ -1,4 +1,4 @@
-//! CSI's Controller service: wire types in, a call, wire types out.
+//! CSI's Controller service: wire types in, a call, wire types out. Not here: decisions (`plan`) and effects (`apply`).
 
 use std::collections::HashMap;
 use std::sync::Arc;

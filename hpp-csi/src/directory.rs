@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use dir::Dir;
+use rustix::fs::{Mode, OFlags};
 
 use crate::error::{Error, Kind, Result};
 
@@ -28,4 +29,15 @@ pub(crate) fn split(field: &str, path: &str) -> Result<Option<(Dir, PathBuf)>> {
     };
     let name = Path::new::<OsStr>(name).to_path_buf();
     Ok(Dir::find(parent)?.map(|folder| (folder, name)))
+}
+
+/// Opens the directory `name` of `folder`, which [`split`] found of `path`: on whichever mount it is, but not through a link.
+///
+/// # Errors
+/// When it cannot be opened.
+pub(crate) fn open(folder: &Dir, name: &Path, path: &str) -> Result<Dir> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(folder, name, flags, Mode::empty())
+        .map(|fd| Dir::from_fd(fd, path))
+        .map_err(|error| Error::io(format!("open {path}"), error))
 }

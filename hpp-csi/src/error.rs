@@ -11,13 +11,13 @@ pub enum Kind {
     Invalid,
     /// No such volume, snapshot or path.
     NotFound,
-    /// The name is taken by something else than what is asked for.
+    /// Another object has the requested name.
     Exists,
     /// There is no room for it here; another node may have some.
     Exhausted,
-    /// The thing is in use, or not in the state the call needs.
+    /// The object is in use, or not in the state that the call needs.
     Precondition,
-    /// Another call works on the same thing.
+    /// Another call works on the same object.
     Busy,
     /// A size that cannot be.
     OutOfRange,
@@ -27,7 +27,7 @@ pub enum Kind {
     NotReady,
     /// The process or the system lacks descriptors or memory for now; the same call may succeed later.
     Overloaded,
-    /// The system refused something it should not refuse.
+    /// A system call failed that should succeed.
     Internal,
 }
 
@@ -40,7 +40,7 @@ pub enum Kind {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A call of the system that failed while `doing` something; the kind follows from the error.
+    /// A system call that failed; `doing` is the action, and the kind follows from the error.
     pub fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
         let error = error.into();
         Self::with(kind_of(&error), format!("cannot {}", doing.into()), error)

@@ -123,7 +123,7 @@ impl Connection {
         }
     }
 
-    /// Does the next thing, if it is there as a whole.
+    /// Handles the preface or the next frame, if it has arrived completely.
     fn step(
         &mut self,
         output: &mut Vec<u8>,

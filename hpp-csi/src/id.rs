@@ -1,7 +1,7 @@
 //! Names of volumes and snapshots, as far as they may become names of files. Not here: whether they exist.
 //!
 //! Grammar: 1 to 128 bytes (the most CSI allows) of letters, digits, `.`, `_` and `-`, the first of them a letter or a
-//! digit; `snapshots`, `data` and `lost+found` mean something else in a pool.
+//! digit; `snapshots`, `data` and `lost+found` have another meaning in a pool.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::error::{Error, Kind};
 
 /// Longest id in bytes: CSI's limit for strings.
 pub const ID_MAX: usize = 128;
-/// Names that a pool's data folder or a snapshot's folder uses for something else.
+/// Names with another meaning in a pool's data folder or a snapshot's folder.
 const TAKEN: [&str; 3] = ["snapshots", "data", "lost+found"];
 
 /// A volume's or snapshot's name that is safe as one component of a path.

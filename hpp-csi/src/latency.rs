@@ -14,7 +14,7 @@ pub(crate) fn observe_syncs() {
     dir::observe_syncs(|duration| SYNCS.add(duration));
 }
 
-/// Does something and counts how long it took.
+/// Calls `what` and counts its duration.
 pub(crate) fn count<T>(times: &Times, what: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = what();

@@ -25,7 +25,7 @@ const STACK_MAX: usize = 16;
 /// The state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Whether something is mounted there.
+    /// Whether it is a mount point.
     pub(crate) mounted: bool,
     /// Device and inode of what is seen there.
     pub(crate) file: (u64, u64),

@@ -1,4 +1,4 @@
-//! CSI's Node service: wire types in, a call, wire types out.
+//! CSI's Node service: wire types in, a call, wire types out. Not here: decisions (`plan`) and effects (`apply`).
 
 use std::sync::Arc;
 

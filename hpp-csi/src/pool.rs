@@ -397,10 +397,10 @@ impl Open<'_> {
         config.snapshots.strip_prefix(&config.path).ok().filter(|name| name.components().count() == 1)
     }
 
-    /// Whether anything can be made here.
+    /// Checks that the pool can be written to.
     ///
     /// # Errors
-    /// [`Kind::NotReady`] when nothing can be written.
+    /// [`Kind::NotReady`] when it cannot.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only() { Err(self.pool.error(Kind::NotReady, "it is read-only")) } else { Ok(()) }
     }

@@ -36,7 +36,7 @@ pub(crate) struct Capability {
     pub(crate) mode: Mode,
 }
 
-/// As what it is to be had.
+/// Form in which a volume is offered to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// A block device.

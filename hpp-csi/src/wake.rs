@@ -1,12 +1,12 @@
-//! The bell of the worker: calls that delete something ring it. Not here: the work.
+//! Wakes the worker after deletions. Not here: the worker's tasks.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
-/// Lets the worker look after the pools now.
+/// Wakes the worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Wake(Sender<()>);
 
-/// A bell, and what the worker listens to.
+/// The waking end and the worker's end.
 pub(crate) fn channel() -> (Wake, Receiver<()>) {
     let (sender, receiver) = mpsc::channel();
     (Wake(sender), receiver)

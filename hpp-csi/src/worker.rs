@@ -28,7 +28,7 @@ pub(crate) struct Worker {
     pub(crate) pools: Arc<Pools>,
     pub(crate) locks: Locks,
     pub(crate) published: Arc<Publications>,
-    /// Gets a message when there is something to do.
+    /// Gets a message for each deletion.
     pub(crate) woken: Receiver<()>,
 }
 

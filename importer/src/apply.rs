@@ -14,7 +14,7 @@ use crate::source::remote::Changed;
 /// Imports.
 ///
 /// # Errors
-/// The first thing that does not work; what is durable then is in the journal.
+/// The first failure; ranges that are durable by then are in the journal.
 pub(crate) fn import(config: &Config, session: &Session) -> Result<Done, Error> {
     if config.location == Location::Blank {
         return volume::blank(&config.volume, session);

@@ -304,7 +304,7 @@ pub fn enough(range: Range, free: u64) -> u64 {
     if free > wanted * 4 { wanted * 2 } else { free }
 }
 
-/// Up to `count` blocks that touch the range and are nobody's, as runs.
+/// Up to `count` blocks that touch the range and are free, as runs.
 fn unclaimed(
     book: &Book,
     mine: &Replica,

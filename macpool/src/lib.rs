@@ -10,7 +10,7 @@
 //! Pure:
 //! - [`api::net`]: addresses and ranges of them, their owners, and which one is next; virt-node has the same.
 //! - [`blocks`]: the replica of each block of addresses.
-//! - [`manifest`]: what is read of objects; [`namespaces`]: what their namespaces decide.
+//! - [`fields`]: the fields that are read of objects; [`namespaces`]: the decisions of their namespaces.
 //! - [`review`]: the webhook, from an AdmissionReview to its answer.
 //! - [`collision`]: addresses that several running objects have.
 //! - [`certificates`]: the store of the webhook's certificate and its authorities.

@@ -1,5 +1,5 @@
 //! A replica's knowledge, in one place: the pool, running objects, owners of blocks, namespaces' policies. One lock, held for
-//! a decision and never while waiting.
+//! a decision and never while waiting. Not here: writes to the cluster (`store`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
 //! Writes to the cluster: the shared object of blocks, the Secret of certificates, the webhook's caBundle. Each by
-//! compare-and-swap: of two replicas one writes, the other reads.
+//! compare-and-swap: of two replicas one writes, the other reads. Not here: which blocks are claimed (`blocks`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::state::{Known, State};
 use crate::tls::{InUse, Material};
 
-/// How often it is looked whether something is due.
+/// How often due writes are looked for.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// After how long without the right to write the object of blocks this process takes itself for the only replica, and how
 /// often it looks whether it has got it.

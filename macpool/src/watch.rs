@@ -1,4 +1,4 @@
-//! Watches: machines, instances, pods, namespaces, the webhook's configuration, the range.
+//! Watches: machines, instances, pods, namespaces, the webhook's configuration, the range. Not here: their effect (`state`).
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};

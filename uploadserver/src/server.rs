@@ -191,7 +191,7 @@ fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result
     let boundary = way.is_form().then(|| form::boundary(headers)).transpose()?;
     let begin = if way.is_form() { None } else { resume::begin(headers, length)? };
     let whole = begin.is_none();
-    // A digest is of the body, and what is in a form or a clone's stream is something else.
+    // A digest is of the body; the disk in a form or in a clone's stream has other bytes.
     let checksum = match (way.is_form(), clone) {
         (false, None) => digest::of_headers(headers, whole)?,
         (true, _) | (false, Some(_)) => None,

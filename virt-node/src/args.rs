@@ -1,4 +1,4 @@
-//! Command lines of both programs.
+//! The command line of `virt-node`. Not here: commands for a cluster (`virt_client`), and the effect of each (`command`).
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
 //! Wires the processes together: arguments in, text and exit code out. The one place where errors become exit codes.
+//! Not here: the commands (`command`) and the daemon (`daemon`).
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -73,21 +74,7 @@ fn node(args: Node) -> Result<Answer, Error> {
         NodeCommand::Apply { files } => {
             command::apply(&state, &texts(&files)?).map(|()| Answer::good(String::new()))
         }
-        NodeCommand::Serve { serving, detached } => {
-            if detached {
-                // It fails for the leader of a session only, which has left its terminal then.
-                _ = rustix::process::setsid();
-            }
-            let Serving { accelerator, pod_network, pod_network6, host_disk } = serving;
-            let accelerator = match accelerator {
-                AcceleratorArg::Auto => None,
-                AcceleratorArg::Kvm => Some(Accelerator::Kvm),
-                AcceleratorArg::Tcg => Some(Accelerator::Tcg),
-            };
-            let pod = PodNetwork { subnet: pod_network, subnet6: pod_network6 };
-            let given = daemon::UserSettings { accelerator, pod, host_disks: host_disk };
-            daemon::serve(&state, given).map(|()| Answer::good(String::new()))
-        }
+        NodeCommand::Serve { serving, detached } => run_daemon(&state, serving, detached),
         NodeCommand::InstallService { serving, print } => {
             command::install(&state, &serving.words(), print).map(Answer::good)
         }
@@ -148,16 +135,7 @@ fn node(args: Node) -> Result<Answer, Error> {
             let good = command::delete(&mut daemon()?, &deletion)?;
             Ok(Answer { text: String::new(), good })
         }
-        NodeCommand::Validate { files, all, output } => {
-            let texts = texts(&files)?;
-            let texts = texts.iter().map(|(name, text)| (name.as_str(), text.as_slice()));
-            let report = Documents::parse(texts).validate(Place::Machine).report;
-            let text = match output {
-                Format::Text => report.text(all),
-                Format::Json => report.json(all),
-            };
-            Ok(Answer { text, good: report.is_valid() })
-        }
+        NodeCommand::Validate { files, all, output } => validated(&files, all, output),
         NodeCommand::Check { output } => {
             let report = check::check(&state);
             let text = match output {
@@ -167,6 +145,33 @@ fn node(args: Node) -> Result<Answer, Error> {
             Ok(Answer { text, good: report.is_good() })
         }
     }
+}
+
+fn run_daemon(state: &Path, serving: Serving, detached: bool) -> Result<Answer, Error> {
+    if detached {
+        // It fails for the leader of a session only, which has left its terminal then.
+        _ = rustix::process::setsid();
+    }
+    let Serving { accelerator, pod_network, pod_network6, host_disk } = serving;
+    let accelerator = match accelerator {
+        AcceleratorArg::Auto => None,
+        AcceleratorArg::Kvm => Some(Accelerator::Kvm),
+        AcceleratorArg::Tcg => Some(Accelerator::Tcg),
+    };
+    let pod = PodNetwork { subnet: pod_network, subnet6: pod_network6 };
+    let given = daemon::UserSettings { accelerator, pod, host_disks: host_disk };
+    daemon::serve(state, given).map(|()| Answer::good(String::new()))
+}
+
+fn validated(files: &[PathBuf], all: bool, output: Format) -> Result<Answer, Error> {
+    let texts = texts(files)?;
+    let texts = texts.iter().map(|(name, text)| (name.as_str(), text.as_slice()));
+    let report = Documents::parse(texts).validate(Place::Machine).report;
+    let text = match output {
+        Format::Text => report.text(all),
+        Format::Json => report.json(all),
+    };
+    Ok(Answer { text, good: report.is_valid() })
 }
 
 /// A file, or standard input, of at most `most` bytes; of a longer one, one byte more is read, so that the caller notices.

@@ -7,23 +7,13 @@ pub enum Kind {
     Usage,
     /// The content is refused.
     Content,
-    /// The system refused something.
+    /// A system call, or a program that was started, failed.
     System,
 }
 
 ::error::declare! {
     /// An error of the program.
     pub struct Error(Kind);
-}
-
-impl Error {
-    /// This one, and another one that came of undoing what it left.
-    pub(crate) fn and(self, other: Option<Self>) -> Self {
-        match other {
-            None => self,
-            Some(other) => Self::new(self.kind(), format!("{}; and {}", self.chain(), other.chain())),
-        }
-    }
 }
 
 impl From<link::Error> for Error {

@@ -47,7 +47,7 @@ pub(crate) enum Request {
     Events { namespace: String, name: Option<String>, after: u64 },
     /// Start, stop and the like. Answered with [`Answer::Done`].
     Power { namespace: String, name: String, verb: Verb },
-    /// Give a machine, or a run that is nobody's, the claim or DataVolume `claim` as the volume of `disk`'s name. Answered
+    /// Give a machine, or a run without one, the claim or DataVolume `claim` as the volume of `disk`'s name. Answered
     /// with [`Answer::Done`] when it is noted, or, where it is only tried, when it could be.
     AddVolume { namespace: String, name: String, claim: String, disk: Box<Disk>, dry_run: bool },
     /// Take a volume that may come and go away. Answered as for one more.
@@ -173,7 +173,7 @@ pub(crate) enum RefusedKind {
     State,
     /// The request is invalid.
     Invalid,
-    /// The machine refused something.
+    /// An operation on this machine failed.
     Failed,
 }
 

@@ -98,14 +98,16 @@ fn main() -> Result<ExitCode> {
     }
     let of_virt: Vec<&str> = virt::ROWS.iter().copied().filter(|name| chosen(name)).collect();
     if !of_virt.is_empty() {
-        all.sizes.push(size::of("virt-node", &launcher)?);
+        all.sizes.push(size::of("virt-launcher", &launcher)?);
         let bench = virt::Bench::new(&launcher)?;
         calls(|row| bench.row(row), &of_virt, &mut all);
     }
     let of_uploads: Vec<&str> = uploads::ROWS.iter().copied().filter(|name| chosen(name)).collect();
     if !of_uploads.is_empty() {
+        let proxy = receiver.with_file_name("uploadproxy");
         all.sizes.push(size::of("uploadserver", &receiver)?);
-        let bench = uploads::Bench::new(&receiver, &receiver.with_file_name("uploadproxy"), &cache)?;
+        all.sizes.push(size::of("uploadproxy", &proxy)?);
+        let bench = uploads::Bench::new(&receiver, &proxy, &cache)?;
         calls(|row| bench.row(row), &of_uploads, &mut all);
     }
     for size in &all.sizes {

@@ -1,5 +1,5 @@
-//! Runs every test of the workspace in groups, two at a time, so that `make test` ends in time: most tests wait for something
-//! other than a processor.
+//! Runs every test of the workspace in groups, two at a time, so that `make test` ends in time: most tests wait for programs
+//! and timers, not for a processor.
 //!
 //! A group is a process: the unit tests of a crate, or one module of a package's integration tests. The tests of a module
 //! share their cluster, statics and allocator with each other and with no other module.
@@ -9,7 +9,7 @@
 //! lane 2: other groups ──► groups with a cluster, shortest first               ┴─► groups that run alone
 //! ```
 //!
-//! Two groups share the processors, so a test that waits for something may fail for the other one. The last step runs
+//! Two groups share the processors, so a test with a deadline may fail because of the other group. The last step runs
 //! up to five failed tests again, each group alone: that run decides, and the summary names the tests that needed it. A
 //! program that crashed, or more failures, are not run again.
 //!
@@ -68,7 +68,7 @@ struct Group {
     tests: Option<Vec<String>>,
 }
 
-/// A line that cargo prints of what it built, as far as it is used.
+/// A line of cargo about a program that it built: the fields that are used.
 #[derive(Debug, Deserialize)]
 struct Message {
     manifest_path: Option<PathBuf>,
@@ -127,7 +127,7 @@ fn groups() -> Result<Vec<Group>> {
     Ok(groups)
 }
 
-/// What a test program prints of its tests.
+/// The list of its tests that a test program prints.
 fn list(executable: &Path, folder: &Path) -> Result<String> {
     let listed = Command::new(executable)
         .args(["--list", "--format", "terse"])
@@ -149,7 +149,7 @@ fn modules(list: &str) -> BTreeMap<String, Vec<String>> {
     modules
 }
 
-/// What is left to run.
+/// The groups that are left to run.
 #[derive(Debug, Default)]
 struct Queue {
     /// With a cluster, longest first.
@@ -216,7 +216,7 @@ struct Outcome {
     group: Group,
     verdict: Verdict,
     took: Duration,
-    /// What it printed.
+    /// Its output.
     output: String,
 }
 
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(failures("running 2 tests\nkilled"), Vec::<String>::new());
     }
 
-    /// Stands in for a test program whose first run fails.
+    /// A shell script takes the place of a test program; its first run fails.
     #[test]
     fn a_failed_test_is_decided_by_a_run_of_its_own() {
         let folder = tempfile::tempdir().unwrap();

@@ -157,7 +157,7 @@ impl Node {
     }
 }
 
-/// Does something in a namespace; this thread stays in its own.
+/// Does `work` in a namespace; this thread stays in its own.
 fn inside<T: Send>(namespace: &Namespace, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let file = File::open(namespace.path())?;
     let enter = || {

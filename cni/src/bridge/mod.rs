@@ -1,9 +1,9 @@
 //! The plugin `bridge`: a veth pair between a pod and a bridge of the host.
 //!
 //! `config` parses the request, `plan` decides the steps from the state of the host, `apply` carries them out, and `undo`
-//! takes them back in reverse if any step fails. With IPAM, `addressing` decides about the addresses, and `pod` and `gateway` set them
-//! on their side. An attachment is recognised from the host's side by the alias of its link, so that DEL, CHECK and GC
-//! depend neither on the pod's namespace nor on the present name of the pod's end.
+//! takes them back in reverse if any step fails. With IPAM, `addressing` decides about the addresses, and `container_ns` and
+//! `gateway` set them on their side. An attachment is recognised from the host's side by the alias of its link, so that DEL,
+//! CHECK and GC depend neither on the pod's namespace nor on the present name of the pod's end.
 
 mod addressing;
 mod apply;

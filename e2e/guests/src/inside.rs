@@ -1,11 +1,11 @@
-//! A guest that is started without a boot loader and prints what it was given: the content of its small CDs, a TPM, and, while
+//! A guest that is started without a boot loader and prints its configuration: the content of its small CDs, a TPM, and, while
 //! it runs, keys and passwords that its agent (Debian's `qemu-ga`) puts into it. On a disk with the serial number `data` it
 //! makes a filesystem and writes there all the time, a line on its console for each; its agent reboots it by a line, too.
 //! With a network card it serves its folder /www, which is empty, at port 80.
 
 use std::path::{Path, PathBuf};
 
-use crate::{Guest, Tree, tool};
+use crate::{DISK_MODULES, Guest, Tree, tool};
 
 /// The last line before the agent serves.
 pub const TOLD: &str = "inside: told";
@@ -20,16 +20,8 @@ pub fn guest(folder: &Path) -> Guest {
         "sh mount umount modprobe cat find sort sed printf chmod sleep mke2fs reboot ip udhcpc httpd nc";
     let folders = ["mnt", "etc", "home/ann", "tmp", "root", "data", "www"];
     let tree = Tree::new(folder, &folders, applets, &sources.join("inside/init"));
-    tree.modules(&[
-        "virtio_pci",
-        "virtio_blk",
-        "virtio_scsi",
-        "sd_mod",
-        "sr_mod",
-        "isofs",
-        "virtio_console",
-        "virtio_net",
-    ]);
+    tree.modules(&DISK_MODULES);
+    tree.modules(&["virtio_console", "virtio_net"]);
     tree.copy(&sources.join("telling/lease"), Path::new("lease"));
     let agent = PathBuf::from(tool(sources.join("agent").to_str().unwrap(), &[]).trim());
     tree.program(&agent, Path::new("bin/qemu-ga"));

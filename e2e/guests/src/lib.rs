@@ -25,17 +25,19 @@ pub mod shell;
 pub mod telling;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+/// Modules of the kernel for disks and CDs at virtio and SCSI.
+pub const DISK_MODULES: [&str; 6] = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "sr_mod", "isofs"];
 /// The line that an init prints at its end.
 const DONE: &str = "guest: done";
 
-/// Runs a tool and gives what it printed.
+/// Runs a tool; gives its output.
 fn tool(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(name).args(arguments).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("{name} cannot be run ({error}): run make deps"));
@@ -120,7 +122,8 @@ impl Tree {
         }
     }
 
-    /// Adds modules of the kernel, with those they depend on. What is built in needs none.
+    /// Adds modules of the kernel, with those they depend on, and appends their names to the guest's file `/modules`, from
+    /// which its init loads them. A built-in one has no file.
     ///
     /// # Panics
     /// When the kernel does not have one.
@@ -129,7 +132,10 @@ impl Tree {
         let read = |name: &str| fs::read_to_string(self.kernel.join(&modules).join(name)).unwrap();
         let (dependencies, built_in) = (read("modules.dep"), read("modules.builtin"));
         self.copy(&self.kernel.join(&modules).join("modules.dep"), &modules.join("modules.dep"));
+        let mut list =
+            fs::OpenOptions::new().create(true).append(true).open(self.place(Path::new("modules"))).unwrap();
         for module in names {
+            writeln!(list, "{module}").unwrap();
             let file = format!("/{module}.ko");
             let line = dependencies
                 .lines()

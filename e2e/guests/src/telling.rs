@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::Tree;
+use crate::{DISK_MODULES, Tree};
 
 /// The last line of the report.
 pub const TOLD: &str = "guest: told";
@@ -22,18 +22,8 @@ pub fn disk(disk: &Path) {
     let work = disk.with_added_extension("work");
     let applets = "sh mount umount modprobe dd poweroff sleep cat cp find sort head tail sed printf grep ip udhcpc httpd nc";
     let tree = Tree::new(&work, &["mnt", "www"], applets, &sources.join("init"));
-    tree.modules(&[
-        "virtio_pci",
-        "virtio_blk",
-        "virtio_scsi",
-        "sd_mod",
-        "sr_mod",
-        "isofs",
-        "virtio_net",
-        "virtio-rng",
-        "button",
-        "evdev",
-    ]);
+    tree.modules(&DISK_MODULES);
+    tree.modules(&["virtio_net", "virtio-rng", "button", "evdev"]);
     tree.copy(&sources.join("lease"), Path::new("lease"));
     tree.pack().disk(disk);
     fs::remove_dir_all(&work).unwrap();

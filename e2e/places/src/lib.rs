@@ -58,7 +58,7 @@ pub fn alone<T>(open: impl FnOnce() -> T) -> T {
     open()
 }
 
-/// Runs a tool and gives what it printed.
+/// Runs a tool; gives its output.
 ///
 /// # Panics
 /// The tool is missing, or fails.
@@ -90,7 +90,7 @@ impl Loop {
     /// Of `size` bytes with sectors of `sector` bytes.
     ///
     /// # Panics
-    /// It cannot be had; so of all of these.
+    /// It cannot be made; the same of all functions here.
     pub fn new(size: u64, sector: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let backing = folder.path().join("backing");

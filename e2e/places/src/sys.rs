@@ -1,4 +1,4 @@
-//! A child process that is forbidden things.
+//! Child processes without some system calls, or with a limit. Not here: what they run.
 
 #![expect(unsafe_code, reason = "a seccomp filter and a limit can be set only between fork and exec")]
 

@@ -193,7 +193,7 @@ fn a_killed_test_leaves_nothing() {
     nothing_left(&before);
 }
 
-/// `make cluster` as a terminal runs it: with what it starts in a group of its own.
+/// `make cluster` as a terminal runs it: its processes are a group of their own.
 fn up() -> Command {
     let mut up = Command::new(env!("CARGO_BIN_EXE_cluster"));
     up.arg("up").stdin(Stdio::null()).process_group(0);

@@ -221,7 +221,7 @@ impl Defragmenter {
     }
 }
 
-/// What `attempt` gives, tried again for a while as long as it is `busy`.
+/// Result of `attempt`, which is repeated for a while as long as it is `busy`.
 fn retried<T>(
     tries: u32,
     pause: Duration,
@@ -249,7 +249,7 @@ impl Disk {
     /// `None` when there is none, or it has other names: they would lead to the old file.
     fn open(open: &Open<'_>, volume: &Volume) -> Result<Option<Self>> {
         let Some((folder, name)) = open.disk(&volume.id, volume.shape)? else { return Ok(None) };
-        // A pod may have something else there.
+        // A pod may have a file of another type there.
         let file = folder.own_file(&name, OFlags::RDONLY | OFlags::NOATIME).unwrap_or_default();
         Ok(file.map(|file| Self { file, folder, name }))
     }

@@ -62,16 +62,6 @@ impl Expansion {
 fn mounted(path: &str, device: u64) -> Result<Dir> {
     let gone = || Error::new(Kind::Precondition, format!("the volume is not mounted at {path}"));
     let (folder, name) = directory::split("the path", path)?.ok_or_else(gone)?;
-    let mount = rustix::fs::openat(
-        &folder,
-        &name,
-        rustix::fs::OFlags::RDONLY
-            | rustix::fs::OFlags::DIRECTORY
-            | rustix::fs::OFlags::NOFOLLOW
-            | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .map_err(|error| Error::io(format!("open {path}"), error))?;
-    let mount = Dir::from_fd(mount, path);
+    let mount = directory::open(&folder, &name, path)?;
     if mount.stat_self()?.st_dev == device { Ok(mount) } else { Err(gone()) }
 }

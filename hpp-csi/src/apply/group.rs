@@ -80,7 +80,7 @@ impl Groups {
             bytes = bytes.saturating_add(snapshot::estimate(&open, volume)?);
         }
         let promise = promise(&open, bytes)?;
-        // An earlier try may have failed and not come to remove what it had begun.
+        // An earlier try may have failed before it removed its snapshots.
         dismantle(&open, id)?;
         let group = make(&open, id, &volumes, how).map_err(|error| open.without_room(bytes, error))?;
         drop(promise);

@@ -117,7 +117,7 @@ pub(crate) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
 }
 
 /// Puts the content of the image `from` into the new file `to`. Sharing blocks, it is of one moment, also while it is
-/// written to. Copying takes long, and nothing is held still for it: the caller checks that the image has not changed. Gives
+/// written to. Copying takes long, and no filesystem is frozen for it: the caller checks that the image has not changed. Gives
 /// the bytes it uses.
 pub(super) fn cut(
     devices: &Devices,
@@ -230,7 +230,7 @@ pub(super) fn root_of(device: Loop, image: &File) -> Result<Option<Dir>> {
     mounts::root_of(mount.as_fd()).map(Some)
 }
 
-/// Lets volumes go on that a process before us held still and did not come to release.
+/// Thaws volumes that an earlier process froze and did not thaw.
 pub(super) fn thaw_left(open: &Open<'_>) -> Result<()> {
     let tmp = open.tmp()?;
     for entry in tmp.entries()? {
@@ -239,7 +239,7 @@ pub(super) fn thaw_left(open: &Open<'_>) -> Result<()> {
             && let Some(file) = open.image(&volume)?
         {
             for device in open.pool.devices.all(&file)? {
-                // It is an error to let go on what is not held: a crash may have come before or after.
+                // Thawing fails where the crash came before the freeze, or after the thaw.
                 if let Some(root) = root_of(device, &file)?
                     && sys::thaw(root.as_fd()).is_ok()
                 {

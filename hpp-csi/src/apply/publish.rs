@@ -2,7 +2,7 @@
 //! it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
@@ -259,17 +259,7 @@ fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Dir> {
     if !place.mounted || at_target(open, volume, place)? == AtTarget::Foreign {
         return Err(missing());
     }
-    rustix::fs::openat(
-        &folder,
-        &name,
-        rustix::fs::OFlags::RDONLY
-            | rustix::fs::OFlags::DIRECTORY
-            | rustix::fs::OFlags::NOFOLLOW
-            | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .map(|fd| Dir::from_fd(fd, PathBuf::from(path)).one_mount())
-    .map_err(|error| Error::io(format!("open {path}"), error))
+    Ok(directory::open(&folder, &name, path)?.one_mount())
 }
 
 /// Makes the folder or file to mount on, as upstream makes it. True when it was not there.
@@ -292,7 +282,7 @@ fn place_for(folder: &Dir, name: &Path, found: Option<Place>, shape: Shape) -> R
     }
 }
 
-/// Removes the folder or file that was mounted on. What holds anything stays: it is somebody's data.
+/// Removes the folder or file of a mount. One with content stays: it is data of another origin.
 fn vacate(folder: &Dir, name: &Path) -> Result<()> {
     match folder.stat(name)? {
         None => Ok(()),

@@ -1,4 +1,5 @@
-//! What a process before this one did not come to finish in a pool: it is undone before the pool is used.
+//! Undoes the unfinished work of an earlier process in a pool, before the pool is used. Not here: the steps, which `group`
+//! and `image` have.
 
 use crate::error::Result;
 use crate::pool::Open;

@@ -189,7 +189,7 @@ fn is_resumable(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Resu
 /// How writers are handled while a snapshot is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writers {
-    /// They are held still for as long as it takes.
+    /// They are frozen for as long as it takes.
     Hold,
     /// Nothing: the caller holds them.
     Held,

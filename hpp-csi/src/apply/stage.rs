@@ -51,7 +51,7 @@ impl Staging {
                 let staged = mount_at(&open, &volume, device.device, &folder, &name);
                 match &staged {
                     Ok(()) => device.keep(),
-                    // The folder is not the volume's when anything is in it.
+                    // A folder with content is not the volume's.
                     Err(_) if made => drop(folder.remove_dir(&name)),
                     Err(_) => {}
                 }
@@ -94,7 +94,7 @@ impl Staging {
     }
 }
 
-/// Detaches every device of a volume whose file cannot be inspected.
+/// Detaches every device of a volume with a file that cannot be inspected.
 pub(super) fn detach_unseen(pools: &Pools, id: &Id) -> Result<()> {
     let mut places = pools.all.iter().flat_map(|pool| pool.places_of_image(id));
     places.try_for_each(|path| device::release_at(&path))

@@ -71,8 +71,8 @@ pub(crate) fn of(pools: &Pools, published: &Publications, id: &Id, path: &str) -
         || open.enforce() == Some(Enforce::Quota)
         || open.pool.config.capacity == Capacity::Filesystem;
     let bytes = match volume.record.as_ref().filter(|_| !own) {
-        // The filesystem's numbers are the pool's. The volume's own are what it was promised, and what it used
-        // when it was last looked at.
+        // The filesystem's numbers are the pool's. The volume's own are its reservation, and its usage as last
+        // measured.
         Some(record) => {
             let used = open.known.book().volumes.get(id).map_or(0, |line| line.used);
             [record.capacity, used, record.capacity.saturating_sub(used).min(whole[2])]

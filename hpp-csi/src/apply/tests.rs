@@ -334,7 +334,7 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
                     _ => driver.snapshots.create(&id("s"), &name, true).map(drop),
                 });
                 eventually("the copy begins", || !names(&tmp).is_empty());
-                // The first block is copied already, or not: the copy is of no moment.
+                // The first block is copied already, or not: the copy is of no point in time.
                 file.write_all_at(&[9; 4096], 0).unwrap();
                 copied.join().unwrap()
             });

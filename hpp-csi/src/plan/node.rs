@@ -8,7 +8,7 @@ use crate::id::Id;
 use crate::record::Shape;
 use crate::request::{Access, Mode};
 
-/// Checks that a volume is what is asked for: a block device or something to mount.
+/// Checks that a volume is of the requested kind: a block device or a filesystem to mount.
 ///
 /// # Errors
 /// [`Kind::Invalid`] when it is the other.
@@ -56,8 +56,8 @@ pub(crate) struct Target<'a> {
 /// Decides NodePublishVolume for the access mode `mode`.
 ///
 /// # Errors
-/// [`Kind::Exists`] when it is published there in another way; [`Kind::Precondition`] when something else is mounted
-/// there, or a volume for one is in use.
+/// [`Kind::Exists`] when it is published there in another way; [`Kind::Precondition`] when another filesystem is
+/// mounted there, or a volume for one is in use.
 pub(crate) fn publish(target: &Target<'_>, at: AtTarget, read_only: bool, mode: Mode) -> Result<Publish> {
     let Target { id, path, others } = target;
     match (at, others.first()) {

@@ -53,7 +53,7 @@ pub(crate) fn consists_of(id: &Id, record: &GroupRecord, snapshots: &[String]) -
     Err(Error::new(Kind::Invalid, format!("group snapshot {id} consists of {}", of.join(", "))))
 }
 
-/// Whether both lists name the same things, in whatever order.
+/// Whether both lists have the same names, in any order.
 fn are_the_same(some: &[&str], others: &[impl Borrow<str>]) -> bool {
     let mut some = some.to_vec();
     let mut others: Vec<&str> = others.iter().map(Borrow::borrow).collect();

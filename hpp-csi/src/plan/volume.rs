@@ -194,7 +194,7 @@ pub(crate) enum Create {
 /// Decides about `wanted`.
 ///
 /// # Errors
-/// [`Kind::Exists`] when something else has its name; [`Kind::OutOfRange`] when no size fits.
+/// [`Kind::Exists`] when another object has its name; [`Kind::OutOfRange`] when no size fits.
 pub(crate) fn create(wanted: &RequestedVolume<'_>, observed: &Observed) -> Result<Create> {
     let Observed { existing, content, now } = observed;
     let range = match (existing, content) {

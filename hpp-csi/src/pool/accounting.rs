@@ -88,7 +88,7 @@ pub(crate) struct Accounting {
     next: u64,
     /// Bytes that others use, when it was last looked.
     pub(crate) foreign: u64,
-    /// Rounds in which what shared blocks is looked at again: something that shared them was deleted.
+    /// Rounds that are left in which volumes that shared blocks are measured again, after a deletion.
     again: u32,
 }
 
@@ -179,7 +179,7 @@ impl Accounting {
         }
     }
 
-    /// Whether to look now at the volumes that shared blocks. True in a few rounds after something was deleted.
+    /// Whether to measure volumes that shared blocks now. True in a few rounds after a deletion.
     pub(crate) fn look_again(&mut self) -> bool {
         let again = self.again > 0;
         self.again = self.again.saturating_sub(1);

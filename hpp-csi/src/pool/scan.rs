@@ -1,4 +1,4 @@
-//! Loads a pool's reservations from the disk, and refreshes the usage of its volumes.
+//! Loads a pool's reservations from the disk, and refreshes the usage of its volumes. Not here: the sums (`accounting`).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -84,14 +84,14 @@ fn read_others(open: &Open<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Takes in what can be seen of volumes at once, without going through their files: before something is promised.
+/// Updates the account by facts that need no walk through files, before a reservation.
 pub(crate) fn follow(open: &Open<'_>) -> Result<()> {
     read_others(open)?;
     let ids: Vec<Id> = open.known.book().volumes.keys().cloned().collect();
     ids.iter().try_for_each(|id| follow_volume(open, id))
 }
 
-/// The same of one volume: before a snapshot shares what it has written.
+/// The same of one volume, before a snapshot shares its blocks.
 pub(crate) fn follow_volume(open: &Open<'_>, id: &Id) -> Result<()> {
     let of = |line: &VolumeAccount| (line.shape, line.record.as_ref().and_then(|record| record.project));
     let Some((shape, project)) = open.known.book().volumes.get(id).map(of) else { return Ok(()) };
@@ -134,7 +134,7 @@ pub(crate) fn measure(open: &Open<'_>, budget: &mut tree::Budget, only: Option<&
         let Some(usage) = usage(open, &id, shape, record.as_ref(), sharing.contains(&id), budget)? else {
             continue;
         };
-        // A budget that ran out leaves the rest unseen: it is taken to use what it was promised, and to own nothing.
+        // Volumes that the budget did not suffice for count with their reservations, and own no blocks.
         let usage = match &record {
             Some(record) if budget.is_spent() && shape == Shape::Folder => {
                 Usage { used: record.capacity.max(usage.used), owned: 0 }
@@ -193,7 +193,7 @@ fn extents(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<u64>> {
     let Some((folder, name)) = open.disk(id, shape)? else { return Ok(None) };
     let file = match shape {
         Shape::Block => folder.file(&name, flags)?,
-        // A pod may have something else there.
+        // A pod may have a file of another type there.
         Shape::Loop | Shape::Folder => folder.file(&name, flags).unwrap_or_default(),
     };
     Ok(file.and_then(|file| sys::extent_count(file.as_fd()).ok()))

@@ -147,7 +147,7 @@ pub(crate) fn usage(folder: &Dir, budget: &mut Budget, asked: bool) -> Result<Us
 fn owned_of(folder: &Dir, name: &OsStr) -> Result<u64> {
     match folder.file(name, OFlags::RDONLY | OFlags::NOATIME) {
         Ok(Some(file)) => owned(&file),
-        // It is gone, or something else by now, or mounted over.
+        // It is gone, has another type by now, or is covered by a mount.
         Ok(None) | Err(_) => Ok(0),
     }
 }
@@ -157,7 +157,7 @@ pub(crate) fn owned(file: &File) -> Result<u64> {
     sys::unshared(file.as_fd()).map_err(|error| Error::io("read where a file's data is", error))
 }
 
-/// Which state a file, or all files of a tree, are in: it is another one after anything in them was changed.
+/// State of a file, or of all files of a tree: a change of any of them gives another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     sum: u64,
@@ -195,7 +195,7 @@ impl State {
     }
 }
 
-/// Opens a folder with a pod's content. `None` when it is gone, or something is mounted there.
+/// Opens a folder with a pod's content. `None` when it is gone or a mount point.
 fn same_mount(folder: &Dir, name: &OsStr) -> Result<Option<Dir>> {
     match folder.dir(name) {
         Err(error) if error.errno() == Some(Errno::XDEV) => Ok(None),

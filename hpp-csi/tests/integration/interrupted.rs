@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cases::{At, CONTROLLER, Case, GROUPS, INLINE, NODE, grouped, pause};
 
 use crate::support::place::Place;
-use crate::support::{Driver, GIB, count, names, one_pool, when_nobody_uses_it};
+use crate::support::{Driver, GIB, count, names, one_pool, when_unused};
 
 /// The threads that work on the disk: all that the runtime has started. The one that answers the socket is the process's.
 fn threads(driver: &Driver) -> Vec<u32> {
@@ -126,7 +126,7 @@ fn recovered(place: &Place, case: &Case) {
     let group = place.pool().join(".hpp-csi/groups/g.json").exists();
     assert_eq!(grouped(&place.pool()).is_empty(), !group);
     (case.whole)(&place.pool());
-    when_nobody_uses_it(|| (case.call)(&at));
+    when_unused(|| (case.call)(&at));
     (case.whole)(&place.pool());
     (case.after)(&at);
     at.undo();

@@ -276,7 +276,7 @@ fn a_device_of_a_file_removed_by_hand_is_detached() {
 }
 
 #[test]
-fn a_number_that_a_stopped_filesystem_has_by_now_is_in_nobodys_way() {
+fn a_number_that_a_stopped_filesystem_has_by_now_prevents_no_call() {
     let (place, stopped) = (Place::new("xfs", GIB), Place::new("xfs", GIB));
     let (_driver, client) = one_pool(&place, "");
     let at = staging(&place, "disk");

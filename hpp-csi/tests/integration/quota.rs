@@ -41,7 +41,7 @@ fn guest(folder: &Path) -> Guest {
     let driver = Path::new(env!("CARGO_BIN_EXE_hpp-csi"));
     tree.program(driver, driver);
     tree.program(&std::env::current_exe().unwrap(), Path::new("bin/tests"));
-    tree.modules(&["virtio_pci", "virtio_blk", "xfs", "loop", "quota_v2", "crc32c-intel"]);
+    tree.modules(&["crc32c-intel", "virtio_pci", "virtio_blk", "xfs", "loop", "quota_v2"]);
     tree.pack()
 }
 

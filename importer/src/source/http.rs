@@ -147,7 +147,7 @@ struct Head {
 
 /// Credentials that are fetched when the server asks for them, and again when they have expired.
 pub(crate) trait Authorize: Send + Sync {
-    /// Whether they are somebody's, rather than a stranger's.
+    /// Whether they are of a user, rather than anonymous.
     fn has_user(&self) -> bool;
 
     /// The Authorization header of the next request.
@@ -603,7 +603,7 @@ pub(crate) fn certificate_problem(error: &(dyn std::error::Error + 'static)) -> 
     })
 }
 
-/// Whether the other end answered a TLS greeting with something else.
+/// Whether the other end answered a TLS greeting in another protocol.
 pub(crate) fn not_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     let tls = crate::error::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
     matches!(

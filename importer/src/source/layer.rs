@@ -186,7 +186,7 @@ struct Hidden {
 }
 
 impl Hidden {
-    /// Whether `entry` is something in the folder that a container would see: anything but folders.
+    /// Whether `entry` is a file in the folder that a container would see; folders do not count.
     fn counts(&self, entry: &Entry) -> bool {
         let Some(name) = inside(&entry.path) else { return false };
         let last = name.rsplit('/').next().unwrap_or(name);
@@ -202,7 +202,7 @@ impl Hidden {
     /// Takes note of what `entry` hides in layers below its own.
     fn learn(&mut self, entry: &Entry) -> Result<(), Error> {
         let path = entry.path.as_str();
-        // The folder itself replaced by something else, removed, or made opaque; or all of the root.
+        // The folder itself is replaced by a file, removed, or made opaque; or all of the root is.
         self.all |= path == FOLDER && entry.what != What::Folder;
         self.all |= path == OPAQUE || path.strip_prefix(WHITEOUT) == Some(FOLDER);
         match inside(path) {

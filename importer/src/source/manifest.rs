@@ -79,7 +79,7 @@ impl Descriptor {
         }
     }
 
-    /// The digest as something that bytes can be checked against as they pass.
+    /// The digest as a checksum, which bytes are checked against as they pass.
     ///
     /// # Errors
     /// None in practice: the form was checked.

@@ -128,7 +128,7 @@ fn file_name(bytes: &[u8]) -> Option<String> {
     let name = std::str::from_utf8(bytes).ok()?;
     let fits = !name.is_empty() && bytes.len() as u64 <= NAME_MAX;
     let plain = !name.contains(['/', '\0']) && name != "." && name != "..";
-    // The server has something else of that name.
+    // The server answers another request at that name.
     let free = name != node::INFO_PATH.trim_start_matches('/');
     (fits && plain && free).then(|| name.to_owned())
 }

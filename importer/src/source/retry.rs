@@ -102,7 +102,7 @@ pub fn decide(policy: &Policy, cause: Cause, spell: Spell, jitter: f64) -> Verdi
     if let Some(asked) = asked {
         return Verdict::Wait(asked.min(policy.longest_asked).min(left));
     }
-    // A connection that broke after giving something is simply taken up again.
+    // A connection that broke after it gave bytes is made again at once.
     if spell.begun && spell.failures <= 1 && matches!(cause, Cause::Network | Cause::Truncated) {
         return Verdict::Wait(Duration::ZERO);
     }

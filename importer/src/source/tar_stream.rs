@@ -34,7 +34,7 @@ pub(crate) enum What {
     Link,
     /// A folder.
     Folder,
-    /// A device, a pipe, something unknown.
+    /// A device, a pipe, an entry of an unknown type.
     Other,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a user may do something (SubjectAccessReview), and the user of a token (TokenReview).
+//! Whether a user may perform an action (SubjectAccessReview), and the user of a token (TokenReview).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
 //! Typed calls on objects: read, list, create, replace, apply, patch, delete; also on subresources (`VMS.sub("status")`).
+//! Not here: connections, limits and repeated requests (`client`).
 
 use http::Method;
 use serde::de::DeserializeOwned;

@@ -1,4 +1,5 @@
 //! Bearer tokens: fixed, from a file that the kubelet replaces, or from an exec plugin of a kubeconfig.
+//! Not here: reading the kubeconfig (`config`).
 
 use std::fmt;
 use std::path::PathBuf;

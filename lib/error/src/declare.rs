@@ -1,8 +1,8 @@
 //! A crate's own error type over [`crate::Error`]. Not here: its kinds, constructors and conversions.
 
 /// Declares an error type over [`Error<Kind>`](crate::Error) with its methods `new`, `with`, `kind`, `message`, `context`,
-/// `chain`, `details`, `into_parts` and `from_parts`. The crate can add constructors and `From` conversions to it, which
-/// an alias does not allow.
+/// `and`, `chain`, `details`, `into_parts` and `from_parts`. The crate can add constructors and `From` conversions to it,
+/// which an alias does not allow.
 ///
 /// ```
 /// #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,17 @@ macro_rules! declare {
             #[must_use]
             $visibility fn context(self, message: impl Into<String>) -> Self {
                 Self::with(self.kind(), message, self)
+            }
+
+            /// This error, and that of undoing its effects if there is one.
+            #[must_use]
+            $visibility fn and(self, other: Option<Self>) -> Self {
+                match other {
+                    None => self,
+                    Some(other) => {
+                        Self::new(self.kind(), format!("{}; and {}", self.chain(), other.chain()))
+                    }
+                }
             }
 
             /// The message and those of all sources on one line, each once, control characters escaped.

@@ -5,24 +5,13 @@
 pub enum Kind {
     /// The input is refused.
     Content,
-    /// The system refused something.
+    /// A system call failed.
     System,
 }
 
 ::error::declare! {
-    /// Why something around a guest failed.
+    /// Why an operation on a guest or its networks failed.
     pub struct Error(Kind);
-}
-
-impl Error {
-    /// This error, and another one that came of undoing what it left.
-    #[must_use]
-    pub fn and(self, other: Option<Self>) -> Self {
-        match other {
-            None => self,
-            Some(other) => Self::new(self.kind(), format!("{}; and {}", self.chain(), other.chain())),
-        }
-    }
 }
 
 impl From<link::Error> for Error {

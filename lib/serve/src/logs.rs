@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 use tracing_subscriber::fmt::writer::MakeWriter;
 
-/// Runs a write of log lines while something else (a progress bar) is out of the way.
+/// Runs a write of log lines while a progress bar is hidden.
 pub type Around = Box<dyn Fn(&mut dyn FnMut()) + Send + Sync>;
 
 static AROUND: OnceLock<Around> = OnceLock::new();

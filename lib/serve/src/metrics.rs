@@ -89,7 +89,7 @@ const BOUNDS: [(u64, &str); 9] = [
     (u64::MAX, "+Inf"),
 ];
 
-/// How long something took, many times; counted without a lock.
+/// Durations of repeated operations, as a histogram; counted without a lock.
 #[derive(Debug, Default)]
 pub struct Times {
     counts: [AtomicU64; BOUNDS.len()],

@@ -114,7 +114,7 @@ pub struct Site<T> {
 struct Session {
     /// The path by which it can be continued.
     location: Option<String>,
-    /// Attempts since the last one that brought something.
+    /// Attempts since the last one that made progress.
     fruitless: u32,
     furthest: u64,
 }
@@ -146,7 +146,7 @@ impl<T: Tokens> Site<T> {
                 AttemptEnd::Done => return Ok(()),
                 AttemptEnd::Again(why) => why,
             };
-            // An attempt that brought something is no failure.
+            // An attempt with progress does not count.
             session.fruitless = if sent.furthest() > session.furthest { 0 } else { session.fruitless + 1 };
             session.furthest = sent.furthest();
             if session.fruitless > retries {

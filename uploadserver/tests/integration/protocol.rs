@@ -3,20 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::support::client::{Client, form};
-use crate::support::{self, CLIENT, MIB, Pod, Setup, sha256};
+use crate::support::{self, CLIENT, MIB, Pod, Setup, image, is_disk, sha256};
 
 const UPLOAD: &str = "/v1beta1/upload";
 const ASYNC: &str = "/v1beta1/upload-async";
-
-fn image() -> Vec<u8> {
-    (0..3 * MIB + 512).map(|at| (at % 251) as u8).collect()
-}
-
-/// Whether the disk begins with `image` and has only zeroes behind.
-fn is_disk(pod: &Pod, image: &[u8]) -> bool {
-    let disk = std::fs::read(pod.disk()).unwrap();
-    disk[..image.len()] == *image && disk[image.len()..].iter().all(|&byte| byte == 0)
-}
 
 #[test]
 fn every_client_and_request_has_its_answer() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use places::guest::Dice;
 
 use crate::support::client::Answer;
-use crate::support::{Pod, count, sha256};
+use crate::support::{Pod, count, is_disk};
 
 const UPLOAD: &str = "/v1beta1/upload";
 const VERSION: &str = "Upload-Draft-Interop-Version: 8";
@@ -62,13 +62,6 @@ fn offset(pod: &Pod, path: &str) -> usize {
 fn patch(pod: &Pod, path: &str, at: usize, complete: &str, bytes: &[u8]) -> Answer {
     let (at, complete) = (format!("Upload-Offset: {at}"), format!("Upload-Complete: {complete}"));
     pod.client().request("PATCH", path, &[PARTIAL, VERSION, &at, &complete], bytes)
-}
-
-/// Is the disk this image?
-fn is_disk(pod: &Pod, image: &[u8]) -> bool {
-    use sha2::{Digest, Sha256};
-    let expected: String = Sha256::digest(image).iter().map(|byte| format!("{byte:02x}")).collect();
-    sha256(&pod.disk(), image.len() as u64) == (expected, true)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `virt-node check`: what this machine offers to guests, found by trying each thing, and what to do about what is missing.
+//! `virt-node check`: the features that this machine has for guests, each tried, and a remedy for each missing one.
 //!
 //! The machine is left as it was: a guest of one sector runs for a moment, files are made in a folder that goes away,
 //! network devices in a namespace that does.
@@ -15,7 +15,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-/// Whether a thing that is missing matters.
+/// Whether a missing feature matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No guest runs without it.
@@ -24,7 +24,7 @@ pub enum Need {
     Optional,
 }
 
-/// One thing that was tried.
+/// A feature that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
     /// Its name.
@@ -37,7 +37,7 @@ pub struct Tried {
     pub found: Result<String, Missing>,
 }
 
-/// Why a thing is missing.
+/// Why a feature is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// The cause of the failure.
@@ -76,7 +76,7 @@ impl Report {
         self.0.iter().all(|one| one.found.is_ok() || one.need == Need::Optional)
     }
 
-    /// For people: a line for each thing, and one with advice below what is missing.
+    /// For people: a line for each feature, and one with the remedy below a missing one.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for Tried { name, purpose, need, found } in &self.0 {

@@ -2,7 +2,7 @@
 //! for `ssh` and other programs.
 //!
 //! The guest is reached at the first address of its status, as a person would, from here and not through the daemon: its
-//! list of ports holds, and nobody's rights are used. The daemon is asked for that address at each connection, so that
+//! list of ports holds, and the daemon's rights are not used. The daemon is asked for that address at each connection, so that
 //! ports stay where they are when the guest is started again.
 
 use std::collections::BTreeMap;

@@ -198,7 +198,7 @@ fn refused(answer: Answer) -> Result<Answer, Error> {
 /// A user's name of an object: `NAME`, `KIND/NAME`, in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
-    /// `None`: a machine, or a run that is nobody's.
+    /// `None`: a machine, or a run without one.
     pub(crate) kind: Option<Kind>,
     pub(crate) name: String,
 }

@@ -10,7 +10,7 @@ use crate::format::Format;
 use crate::protocol::{Answer, Request, Verb};
 use virt::time;
 
-/// `virt-node list`: machines, runs that are nobody's, volumes.
+/// `virt-node list`: machines, runs without a machine, volumes.
 pub(crate) fn list(daemon: &mut Daemon, namespace: Option<&str>, format: Format) -> Result<String, Error> {
     if format == Format::Json {
         let mut objects = daemon.objects(Request::List)?;

@@ -186,7 +186,7 @@ fn volume_state(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
 fn guest_state(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
     let Some(object) = daemon.object(target)? else { return Ok("Stopped".to_owned()) };
     let machine = text(&object, "/status/printableStatus");
-    // A run that is nobody's has no such word.
+    // A run without a machine has no printable status.
     let (phase, reason) = (text(&object, "/status/phase"), text(&object, "/status/reason"));
     let run = if TROUBLE.contains(&reason) { reason } else { phase };
     Ok(if machine.is_empty() { run } else { machine }.to_owned())

@@ -9,7 +9,7 @@ use crate::error::{Error, Kind};
 const NAME: &str = "virt-node.service";
 const UNIT: &str = "/etc/systemd/system/virt-node.service";
 
-/// A text as units write it: one word, in which nothing stands for something else.
+/// A text as units write it: one quoted word, in which systemd replaces no specifier.
 fn word(text: &str) -> String {
     let mut word = String::from('"');
     for c in text.chars() {

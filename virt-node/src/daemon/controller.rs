@@ -48,7 +48,7 @@ use virt::validate::Checked;
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a launcher may take to answer that its guest is asked to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Looks in a row that change something; more are a mistake of ours, and wait for the next message.
+/// Reconciliations in a row that change objects; more are a fault of the rules, and wait for the next message.
 const LOOKS_MAX: usize = 100;
 /// Seconds between two looks at all objects.
 const LOOK_AT_ALL: u64 = 60;

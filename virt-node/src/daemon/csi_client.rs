@@ -113,7 +113,7 @@ impl Volume {
     /// The same after a transfer, which made the disk; it gets at least the claim's size.
     ///
     /// # Errors
-    /// There is none, or something else has its name.
+    /// There is none, or a file of another type has its name.
     pub(super) fn finish(&self, owner: Owner) -> Result<(), Error> {
         let access = Access::writers(owner);
         let given = match self.block {
@@ -145,7 +145,7 @@ impl Volume {
         let failed =
             |error: io::Error| dir::Error::new(format!("give away {}", self.disk().display()), error);
         let dir = Dir::open(self.folder.join("dev"))?;
-        // By its name: a device that is opened may do something.
+        // By its name: opening a device may have an effect.
         let node = dir.handle(DEVICE)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         drop(node);
         dir.chown(DEVICE, access.owner)?;

@@ -118,7 +118,7 @@ pub(super) fn give(volume: &Path, access: Access, size: Option<u64>) -> dir::Res
 /// Makes an empty disk, unless one is there.
 ///
 /// # Errors
-/// The name is taken by something that is no disk, or there is no room.
+/// Another kind of file has the name, or there is no room.
 pub(super) fn blank(volume: &Path, access: Access, size: u64) -> dir::Result<()> {
     if give(volume, access, None)?.is_some() {
         return Ok(());

@@ -4,7 +4,8 @@
 //! document with a larger request ─► claim's spec ─► CSI expand ─► disk.img or device ─► guest
 //! ```
 //!
-//! Nothing becomes smaller. Each step finds out how large things are, and can be cut short anywhere.
+//! No volume becomes smaller. Each step reads the present sizes, and may be interrupted at any point. Not here: sockets and
+//! memory of guests (`cpu_memory_hotplug`).
 
 use api::launcher::{RefusedKind, Request};
 

@@ -171,7 +171,7 @@ impl Controller {
         }
     }
 
-    /// Adds a claim or DataVolume to a machine, or to a run that is nobody's, as the volume that `disk` is named by.
+    /// Adds a claim or DataVolume to a machine, or to a run without one, as the volume that `disk` is named by.
     pub(super) fn add_volume(
         &mut self,
         of: (&str, &str),
@@ -206,7 +206,7 @@ impl Controller {
         })
     }
 
-    /// Takes a volume that may go from a machine, or from a run that is nobody's.
+    /// Takes a volume that may go from a machine, or from a run without one.
     pub(super) fn remove_volume(
         &mut self,
         of: (&str, &str),

@@ -270,7 +270,7 @@ impl Ids {
     }
 
     /// Kills every process of a user that this daemon gave a number. Answers how many there were; `None`: the number is
-    /// another daemon's or nobody's, and nothing was done.
+    /// another daemon's or free, and no process was killed.
     pub(super) fn end_all_of(&self, user: u32) -> Option<usize> {
         // Above all root's processes are not ours.
         if !in_range(user) {

@@ -1,4 +1,4 @@
-//! Stores the results of jobs and launchers in the objects that they concern.
+//! Stores the results of jobs and launchers in the objects that they concern. Not here: the jobs (`jobs`).
 
 use api::kind::Kind;
 use api::kubevirt::{MachineStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};

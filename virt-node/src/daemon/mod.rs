@@ -85,7 +85,7 @@ pub(crate) struct UserSettings {
 /// Serves until it is asked to end.
 ///
 /// # Errors
-/// Another daemon has the state folder, or something in it cannot be read.
+/// Another daemon has the state folder, or a file in it cannot be read.
 pub(crate) fn serve(folder: &Path, given: UserSettings) -> Result<(), Error> {
     let failed = |what: String| move |error: std::io::Error| Error::with(Kind::System, what, error);
     if !rustix::process::geteuid().is_root() {

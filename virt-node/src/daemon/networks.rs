@@ -28,7 +28,7 @@ pub(super) struct Networks {
     pub(super) definitions: BTreeMap<String, NetworkAttachmentDefinition>,
 }
 
-/// Where things are.
+/// Paths of networks' files and programs.
 fn places(state: &State) -> Places {
     Places {
         state: state.path("networks"),

@@ -1,4 +1,5 @@
-//! Requests of clients and their answers: documents become objects, verbs become the wanted state.
+//! Requests of clients and their answers: documents become objects, verbs become the wanted state. Not here: the socket
+//! (`socket`), and the steps towards that state (`reconcile`).
 
 use std::sync::mpsc::Sender;
 
@@ -26,7 +27,7 @@ use virt::time;
 /// A refusal.
 pub(super) type Refused = (RefusedKind, String);
 
-/// That something could not be done.
+/// The refusal of a request that failed.
 pub(super) fn broken(error: &Error) -> Refused {
     (RefusedKind::Failed, error.chain())
 }

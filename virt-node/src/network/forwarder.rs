@@ -195,7 +195,7 @@ fn message(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// An address that no other test uses: a port that was free a moment ago may be somebody's by now.
+    /// An address that no other test uses: a port that was free a moment ago may be in use by now.
     fn address(of: u8) -> SocketAddr {
         SocketAddr::from(([127, 53, 0, of], 5300))
     }

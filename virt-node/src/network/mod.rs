@@ -97,7 +97,7 @@ pub fn namespace(places: &Places, container: &str) -> Option<PathBuf> {
     Namespace::open(&path).is_ok().then_some(path)
 }
 
-/// Whether there is something for [`detach`] to take away.
+/// Whether [`detach`] has anything to remove.
 ///
 /// # Errors
 /// The records cannot be read.

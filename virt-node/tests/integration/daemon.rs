@@ -1,41 +1,14 @@
 //! The daemon with guests of one boot sector under emulation: from a person's documents to a guest and away again.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use rustix::process::Signal;
 
 use crate::support::daemon::{Daemon, code, end_of, eventually, kill, machine, rest};
-
-/// A server of one file, without ranges. It ends with the test's process.
-fn serve(content: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, content) = (stream.unwrap(), content.clone());
-            std::thread::spawn(move || {
-                let mut head = Vec::new();
-                let mut byte = [0];
-                while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
-                    head.push(byte[0]);
-                }
-                let answer = format!(
-                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                    content.len()
-                );
-                drop(stream.write_all(answer.as_bytes()));
-                if head.starts_with(b"GET") {
-                    drop(stream.write_all(&content));
-                }
-            });
-        }
-    });
-    format!("http://{address}/disk.img")
-}
+use crate::support::web;
 
 /// Nothing of any guest is left in the state folder, on the machine, or among the processes.
 fn nothing_left(daemon: &Daemon) {
@@ -110,7 +83,7 @@ fn a_machine_is_run_stopped_started_and_deleted() {
 fn disks_come_from_the_network_from_claims_and_from_nothing() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.img", code::HALTS);
-    let url = serve(fs::read(&image).unwrap());
+    let url = web::file("disk.img", fs::read(&image).unwrap());
     let documents = format!(
         "\
 apiVersion: cdi.kubevirt.io/v1beta1

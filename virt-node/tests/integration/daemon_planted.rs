@@ -3,8 +3,7 @@
 //! within a second, and ends and starts as ever.
 
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::TcpListener;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,6 +14,7 @@ use rustix::process::Signal;
 
 use crate::support::daemon::{Daemon, code, instance, machine};
 use crate::support::launcher::waiting;
+use crate::support::web;
 
 /// Names that root reads, writes, connects to or gives away somewhere, besides those that are found.
 const NAMES: [&str; 12] = [
@@ -222,7 +222,7 @@ spec:
   source: {{http: {{url: \"{}\"}}}}
   storage: {{resources: {{requests: {{storage: 8Mi}}}}}}
 ",
-            stalled(vec![0x5a; 4 << 20])
+            web::stalled("disk.img", vec![0x5a; 4 << 20])
         );
         let file = daemon.path("document.yaml");
         fs::write(&file, document).unwrap();
@@ -251,59 +251,6 @@ spec:
         outside.is_as_it_was(&when);
         assert_eq!(daemon.names("claims"), Vec::<String>::new(), "{when}");
     }
-}
-
-/// Serves the first half of a file, and nothing more. It ends with the test's process.
-fn stalled(content: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, content) = (stream.unwrap(), content.clone());
-            std::thread::spawn(move || {
-                let (mut head, mut byte) = (Vec::new(), [0]);
-                while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
-                    head.push(byte[0]);
-                }
-                let length = content.len();
-                drop(
-                    stream
-                        .write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n").as_bytes()),
-                );
-                if head.starts_with(b"GET") {
-                    drop(stream.write_all(&content[..length / 2]));
-                    std::thread::sleep(Duration::from_secs(600));
-                }
-            });
-        }
-    });
-    format!("http://{address}/disk.img")
-}
-
-/// Serves one file to all clients. It ends with the test's process.
-fn serve(content: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, content) = (stream.unwrap(), content.clone());
-            std::thread::spawn(move || {
-                let (mut head, mut byte) = (Vec::new(), [0]);
-                while !head.ends_with(b"\r\n\r\n") && stream.read_exact(&mut byte).is_ok() {
-                    head.push(byte[0]);
-                }
-                let length = content.len();
-                let answer =
-                    format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
-                // A client may have gone, or want the head alone.
-                drop(stream.write_all(answer.as_bytes()));
-                if head.starts_with(b"GET") {
-                    drop(stream.write_all(&content));
-                }
-            });
-        }
-    });
-    format!("http://{address}/files.tar")
 }
 
 /// An archive with one member, which is a link, a FIFO, a device, or a second name of a file outside.
@@ -367,7 +314,7 @@ fn entries_of_an_archive_change_nothing_outside() {
     for (number, (plant, link)) in cases.iter().enumerate() {
         let what = format!("{plant:?} {link}");
         let name = format!("v{number}");
-        let url = serve(archive(*plant, link, &outside.file()));
+        let url = web::file("files.tar", archive(*plant, link, &outside.file()));
         let source = format!("{{http: {{url: \"{url}\"}}}}");
         let document = volume(&name, &source, "8Mi")
             + "---\n"

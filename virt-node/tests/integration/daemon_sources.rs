@@ -143,24 +143,30 @@ fn a_shared_disk_is_written_by_its_guests_alone_and_by_their_group() {
         .find(|disk| disk.to_string_lossy().contains(&uid[..8]) && disk.is_file());
     let facts = fs::metadata(disk.unwrap_or_else(|| panic!("{:?}", daemon.mounts()))).unwrap();
     assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o660), "root's, and its group writes");
-    let groups_of = |name: &str| {
-        let user = daemon.user(name);
-        let qemu = daemon.processes().into_iter().find(|(id, line)| {
-            line.contains("qemu-system")
-                && fs::metadata(format!("/proc/{id}")).is_ok_and(|facts| facts.uid() == user)
-        });
-        let status = fs::read_to_string(format!("/proc/{}/status", qemu.unwrap().0)).unwrap();
-        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
-        groups.split_whitespace().map(|group| group.parse::<u32>().unwrap()).collect::<Vec<_>>()
-    };
     for name in names {
-        assert!(groups_of(name).contains(&facts.gid()), "{name}: {:?}", groups_of(name));
+        let groups = groups_of(&daemon, name);
+        assert!(groups.contains(&facts.gid()), "{name}: {groups:?}");
     }
-    assert!(!groups_of(other).contains(&facts.gid()), "a guest without the disk is not in its group");
+    assert!(
+        !groups_of(&daemon, other).contains(&facts.gid()),
+        "a guest without the disk is not in its group"
+    );
     assert_ne!(daemon.user("one"), daemon.user("two"));
     for name in ["vmi/one", "vmi/two", "vmi/other", "pvc/shared"] {
         daemon.says(&["delete", name]);
     }
+}
+
+/// Groups of a guest's QEMU.
+fn groups_of(daemon: &Daemon, name: &str) -> Vec<u32> {
+    let user = daemon.user(name);
+    let qemu = daemon.processes().into_iter().find(|(id, line)| {
+        line.contains("qemu-system")
+            && fs::metadata(format!("/proc/{id}")).is_ok_and(|facts| facts.uid() == user)
+    });
+    let status = fs::read_to_string(format!("/proc/{}/status", qemu.unwrap().0)).unwrap();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
+    groups.split_whitespace().map(|group| group.parse().unwrap()).collect()
 }
 
 /// The second guest's start took the file from the first.
@@ -178,14 +184,8 @@ fn a_shared_file_of_the_machine_is_written_by_the_group_of_its_guests() {
     let facts = fs::metadata(&image).unwrap();
     assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o660), "root's, and its group writes");
     for name in ["one", "two"] {
-        let user = daemon.user(name);
-        let qemu = daemon.processes().into_iter().find(|(id, line)| {
-            line.contains("qemu-system")
-                && fs::metadata(format!("/proc/{id}")).is_ok_and(|facts| facts.uid() == user)
-        });
-        let status = fs::read_to_string(format!("/proc/{}/status", qemu.unwrap().0)).unwrap();
-        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
-        assert!(groups.split_whitespace().any(|group| group == facts.gid().to_string()), "{name}: {groups}");
+        let groups = groups_of(&daemon, name);
+        assert!(groups.contains(&facts.gid()), "{name}: {groups:?}");
         daemon.says(&["delete", &format!("vmi/{name}")]);
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn folder() -> PathBuf {
 pub(crate) static SMALL: LazyLock<Disk> = LazyLock::new(|| Disk::create("small", 64, 48, true));
 
 impl Disk {
-    /// A disk of `size` MiB of which the first `data` hold something: of every eight, one is zero, one compresses well,
+    /// A disk of `size` MiB of which the first `data` hold data: of every eight, one is zero, one compresses well,
     /// the rest does not compress. Deflated if `deflate`.
     pub(crate) fn create(name: &str, size: u64, data: u64, deflate: bool) -> Self {
         // One at a time: they are made from random numbers and compressed, on two cores.

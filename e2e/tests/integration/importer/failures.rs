@@ -60,7 +60,7 @@ fn a_disk_that_is_larger_than_the_volume() {
     assert_eq!(names(folder.path()), [""; 0], "nothing is written");
 }
 
-/// The kubelet starts the container again until there is something to import; a server in trouble later is waited for.
+/// The kubelet restarts the container until there is an image to import; the importer waits for a server that fails later.
 #[test]
 fn a_server_that_fails_and_recovers() {
     let namespace = namespace("recovers");

@@ -160,7 +160,7 @@ impl Kill {
         failed.replica == self.replica && failed.sent < self.gone && failed.ended > self.began
     }
 
-    /// Whether something that went on from `began` to `ended` overlaps with the time without the replica.
+    /// Whether a request from `began` to `ended` overlaps with the time without the replica.
     pub(crate) fn covers(&self, began: Instant, ended: Instant) -> bool {
         began < self.back && ended > self.began
     }

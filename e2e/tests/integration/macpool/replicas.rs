@@ -92,7 +92,7 @@ fn a_given_address_is_decided_by_the_owner_of_its_block() {
         }
     }
     assert!(decided > 0);
-    // Without the other, what it had given is not known here, and passes.
+    // Without the other replica its addresses are unknown here, and a duplicate passes.
     let mac = given_by(&first.post(&review("last", None))).unwrap();
     first.kill();
     assert_eq!(second.post(&review("late", Some(&mac)))["response"]["allowed"], true);

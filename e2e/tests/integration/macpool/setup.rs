@@ -338,7 +338,7 @@ pub(crate) fn given_by(reply: &Value) -> Option<String> {
     Some(found["value"].as_str().unwrap().to_owned())
 }
 
-/// Waits for something to be so.
+/// Waits until `look` gives a value.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {

@@ -131,7 +131,7 @@ fn check_events(events: &[String], uid: &str, reasons: &[&str]) {
     }
 }
 
-/// Checks the condition Ready of a VM beside its states, `PRINTABLE READY`.
+/// Checks the condition Ready of a VM against its states, `PRINTABLE READY`.
 #[track_caller]
 fn check_ready(states: &[String]) {
     let ready = |state: &&String| state.ends_with(" True");

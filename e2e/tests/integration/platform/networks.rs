@@ -23,7 +23,7 @@ fn soak() -> bool {
     std::env::var_os("FERROVIRT_SOAK").is_some()
 }
 
-/// Runs `ip` on the node; what it printed.
+/// Runs `ip` on the node; gives its output.
 #[track_caller]
 fn ip(words: &str) -> String {
     let run = PLACE.cluster.on_node("ip").unwrap().args(words.split(' ')).output().unwrap();

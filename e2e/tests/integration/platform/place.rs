@@ -83,7 +83,7 @@ impl Place {
         assert!(self.cluster.run(self.client.delete(resource, &key, &Delete::default())).unwrap());
     }
 
-    /// Runs kubectl; gives what it printed.
+    /// Runs kubectl; gives its output.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String, String> {
         let run = self.cluster.kubectl().args(arguments).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -111,7 +111,7 @@ impl Place {
         self.kubectl(&["replace", "--raw", &path, "-f", body.to_str().unwrap()]).map(drop)
     }
 
-    /// Waits until `found` gives something.
+    /// Waits until `found` gives a value.
     #[track_caller]
     pub(crate) fn until<T>(&self, namespace: &str, wanted: &str, mut found: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + TIMEOUT;

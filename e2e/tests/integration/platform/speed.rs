@@ -1,4 +1,4 @@
-//! How long a start takes, beside a bare pod of the launcher's shape, and how often it writes. The bars of the times are for
+//! How long a start takes, compared with a bare pod of the launcher's shape, and how often it writes. The bars of the times are for
 //! a quiet machine: `make soak` asserts them, `make test` prints them.
 
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Waits for something by the millisecond; gives the moment.
+/// Polls `found` every five milliseconds until it holds; gives the time.
 #[track_caller]
 fn moment(found: impl Fn() -> bool) -> Instant {
     let deadline = Instant::now() + Duration::from_secs(120);

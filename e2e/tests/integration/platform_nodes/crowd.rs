@@ -1,4 +1,4 @@
-//! Many VMs in a row on two nodes: how long each takes to its pod and to its guest, beside bare pods of the launcher's shape
+//! Many VMs in a row on two nodes: how long each takes to its pod and to its guest, compared with bare pods of the launcher's shape
 //! that are created at the same pace. The times are printed, not asserted: the machine starts all of them.
 
 use std::collections::BTreeMap;

@@ -101,7 +101,7 @@ fn give_up() {
     kubectl(&["taint", "node", "node2", &format!("{OUT_OF_SERVICE}=shutdown:NoExecute")]);
 }
 
-/// Every text of an object that says why: of an event and of conditions.
+/// Every message of an object: of an event and of conditions.
 fn reasons(object: &Value) -> Vec<String> {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     let texts = conditions.chain([object]).filter_map(|one| one["message"].as_str());

@@ -25,7 +25,7 @@ pub(crate) const PROXY: &str = "cdi-uploadproxy.cdi.svc";
 
 /// The installation.
 pub(crate) struct Site {
-    /// Signs everybody's certificates.
+    /// Signs all certificates.
     pub(crate) authority: Authority,
     /// The address of the proxy's Service.
     pub(crate) address: Ipv4Addr,

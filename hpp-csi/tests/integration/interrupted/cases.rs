@@ -12,7 +12,7 @@ use tonic::Status;
 use crate::support::place::Place;
 use crate::support::{
     Client, MIB, block, from_snapshot, from_volume, mount, names, parameters, publish, stage, volume,
-    when_nobody_uses_it,
+    when_unused,
 };
 
 /// Lets the thread that took a call wait for the next one, so that it takes that, too.
@@ -151,7 +151,7 @@ impl At<'_> {
     pub(crate) fn undo(&self) {
         self.delete_group().unwrap();
         for id in ["v", "golden", INLINE] {
-            when_nobody_uses_it(|| self.unmount(id));
+            when_unused(|| self.unmount(id));
             self.delete(id).unwrap();
         }
         self.delete_snapshot().unwrap();

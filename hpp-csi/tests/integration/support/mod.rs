@@ -251,13 +251,13 @@ impl Client {
     pub(crate) fn unpublish(&self, id: &str, target: &Path) {
         let target_path = target.to_str().unwrap().to_owned();
         let request = NodeUnpublishVolumeRequest { volume_id: id.into(), target_path };
-        when_nobody_uses_it(|| self.node_unpublish_volume(request.clone()).map(drop));
+        when_unused(|| self.node_unpublish_volume(request.clone()).map(drop));
     }
 
     pub(crate) fn unstage(&self, id: &str, staging: &Path) {
         let staging_target_path = staging.to_str().unwrap().to_owned();
         let request = NodeUnstageVolumeRequest { volume_id: id.into(), staging_target_path };
-        when_nobody_uses_it(|| self.node_unstage_volume(request.clone()).map(drop));
+        when_unused(|| self.node_unstage_volume(request.clone()).map(drop));
     }
 }
 
@@ -351,7 +351,7 @@ pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, S
 /// Repeats a call, as the kubelet does, while another process has the mount or the device open. A mount namespace made in
 /// between, by any other test on this machine, holds our mounts and with them the devices until it ends; a process between
 /// fork and exec holds our open files.
-pub(crate) fn when_nobody_uses_it(call: impl Fn() -> Result<(), Status>) {
+pub(crate) fn when_unused(call: impl Fn() -> Result<(), Status>) {
     let until = Instant::now() + Duration::from_secs(300);
     while let Err(status) = call() {
         assert!(status.code() == Code::FailedPrecondition && Instant::now() < until, "{status:?}");

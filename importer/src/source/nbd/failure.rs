@@ -5,7 +5,7 @@ use std::io;
 use super::wire::Nonsense;
 use crate::error::{Error, Kind};
 
-/// Why something failed, as far as trying again depends on it.
+/// Kind of a failure, as far as the decision to retry depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
     /// The connection was not made, or is gone.

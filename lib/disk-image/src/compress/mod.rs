@@ -1,14 +1,14 @@
 //! One layer of gz, xz or zstd around an image: a [`Source`] of compressed bytes becomes a [`Source`] of image bytes.
 //!
 //! ```text
-//!  Source ─open─► ahead (thread, 3 × 256 KiB) ─► Input (peek, position) ─► gz | xz | zst ─► Part (skip, limit) ─► caller
+//!  Source ─open─► readahead (thread, 3 × 256 KiB) ─► Input (peek, position) ─► gz | xz | zst ─► Part (skip, limit) ─► caller
 //! ```
 //!
 //! - [`gz`]: members one after another, as `gzip -d` reads them.
 //! - [`zst`]: frames one after another, skippable ones included.
 //! - [`xz`]: streams one after another; where the source has ranges, their indexes give the size and one
 //!   independent piece per block.
-//! - [`ahead`]: the read-ahead below each of them.
+//! - [`readahead`]: the read-ahead below each of them.
 //!
 //! The decompressed data is not interpreted. Not here: clusters and grains packed inside a format (see
 //! [`crate::format::unpack`]), and the order in which pieces are read, which is [`crate::transfer`]'s.

@@ -5,7 +5,7 @@
 //! was read more than once must have given the same bytes each time: the front that an unfinished reading saw is
 //! compared with the complete one.
 //!
-//! Not here: what happens when they differ (`report`).
+//! Not here: the form in which programs report a difference.
 
 use std::fmt;
 use std::io::{self, Read};

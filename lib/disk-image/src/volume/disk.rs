@@ -19,7 +19,7 @@ use crate::volume::target::{self, Node, TargetLock};
 /// Imports one disk image.
 ///
 /// # Errors
-/// The first thing that does not work; what is durable then is in the journal.
+/// The first failure; ranges that are durable by then are in the journal.
 pub(super) fn disk(
     config: &Config,
     session: &Session,

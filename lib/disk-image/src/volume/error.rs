@@ -22,7 +22,7 @@ pub enum Kind {
     Refused,
     /// The disk does not fit the target, or the target is full.
     NoRoom,
-    /// The target is in use, holds something, or cannot be opened.
+    /// The target is in use, is not empty, or cannot be opened.
     Target,
     /// Reading, decoding or writing failed; [`crate::Kind`] below has the detail.
     Process,

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! A record is written after the data it names was synced, and synced itself. Reading ends at the first line that is
-//! torn or fails its checksum; the rest is cut off. A head that names another file, image or size is not gone on with, nor
-//! is a target that no longer holds what was seen. A long journal is written anew, as one record.
+//! torn or fails its checksum; the rest is cut off. No import resumes from
+//! a head that names another file, image or size, nor on a target that no longer holds the recorded content. A long journal
+//! is rewritten as one record.
 //!
-//! Not here: whether to go on, restart or refuse (`plan`).
+//! Not here: whether to resume, restart or refuse (`plan`).
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};

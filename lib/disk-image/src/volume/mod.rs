@@ -2,16 +2,16 @@
 //! importer and the upload server do this, from sources of their own.
 //!
 //! ```text
-//!  look ─► connect ─► open image ─► sizes fit? ─► hold target ─► journal ─► writer ─► transfer ─► checksum ─► finish
-//!          └──────────── nothing is written ────┘
+//!  inspect ─► source ─► open image ─► sizes fit? ─► lock target ─► journal ─► writer ─► transfer ─► checksum ─► finish
+//!             └─────────── nothing is written ───┘
 //! ```
 //!
 //! Doing it twice gives the same volume; what an interrupted try has finished is kept. Not here: exit codes, messages,
 //! where bytes come from.
 //!
-//! - `plan` decides, purely. `inspect`: the target, before anything is opened. `connect`: the source, and its checksum.
-//!   `hold`: the target, locked and opened. `journal`: what of it is finished; `probe`: whether that is still there.
-//! - `blank`, `unpack`, `disk`: the three things there are to do; `fill` moves a disk's bytes, `undo` takes back what
+//! - `plan` decides, purely. `inspect`: the target, before a file is opened. `source`: the source, and its checksum.
+//!   `lock`: the target, locked and opened. `journal`: its finished ranges; `fingerprint`: whether these are still there.
+//! - `blank`, `unpack`, `disk`: the three kinds of import; `fill` moves a disk's bytes, `rollback` undoes an import that
 //!   failed for good. `archive` reads tar.
 
 use std::collections::BTreeMap;
@@ -148,7 +148,7 @@ pub struct Done {
 /// Fills the volume from `origin`.
 ///
 /// # Errors
-/// The first thing that does not work; what is durable then is in the journal.
+/// The first failure; ranges that are durable by then are in the journal.
 pub fn import(config: &Config, session: &Session, origin: &mut dyn Origin) -> Result<Done, Error> {
     let started = Instant::now();
     let facts = inspect(config)?;

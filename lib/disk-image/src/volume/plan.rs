@@ -1,5 +1,5 @@
-//! Decisions without effects: sizes, modes, the treatment of images that are no disks or cannot be streamed. Pure; `apply`
-//! gathers the facts and acts.
+//! Decisions without effects: sizes, modes, the treatment of images that are no disks or cannot be streamed. Pure; `inspect`
+//! gathers the facts, `blank`, `unpack` and `disk` act.
 //!
 //! Sizes follow upstream (`pkg/util/util.go`, `pkg/importer/data-processor.go`), with one difference: what an earlier
 //! try left behind is credited, it never counts against the space.
@@ -204,7 +204,7 @@ pub fn reread(size: Option<u64>, local: bool) -> u64 {
     }
 }
 
-/// How to handle bytes that look like something other than a disk.
+/// How to handle bytes that look like another kind of file than a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// A disk, as far as one can see.

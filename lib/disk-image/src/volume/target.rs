@@ -24,7 +24,7 @@ pub(crate) enum TargetKind {
 /// Inspects `path`, without following a symbolic link to a file.
 ///
 /// # Errors
-/// When it cannot be inspected, or is something no disk can be written to.
+/// When it cannot be inspected, or is of a type that no disk can be written to.
 pub(crate) fn inspect(path: &Path) -> Result<TargetKind, Error> {
     let shown = path.display();
     let link = match std::fs::symlink_metadata(path) {
@@ -276,7 +276,7 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     }
 }
 
-/// Refuses a device that carries something.
+/// Refuses a device that is not blank.
 ///
 /// # Errors
 /// [`Kind::Target`], saying what was found and how to go on.

@@ -53,7 +53,7 @@ fn holds_nothing(folder: &Path) -> bool {
     }
 }
 
-/// Refuses a person's folder that holds something: members replace what stands at their names. A volume of the contract
+/// Refuses a folder of the command line that is not empty: members replace files of their names. A volume of the contract
 /// is unpacked over, as upstream does; only a clone's is emptied first.
 ///
 /// # Errors

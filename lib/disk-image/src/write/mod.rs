@@ -161,7 +161,7 @@ pub struct Engine {
     pub direct: bool,
     /// Whether the ring has files and buffers registered.
     pub registered: bool,
-    /// Why it is not something better; empty when it is the best there is.
+    /// Why no faster way is used; empty when it is the fastest.
     pub why: String,
 }
 

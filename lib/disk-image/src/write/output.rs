@@ -445,7 +445,7 @@ impl Output {
     /// Makes durable what was written before the first failure, if that was a write which the kernel refused.
     ///
     /// # Errors
-    /// When something that was taken may be lost.
+    /// When accepted data may be lost.
     pub(super) fn salvage(&self) -> Result<(), Error> {
         if self.lost.load(Ordering::Acquire) {
             self.check()?;

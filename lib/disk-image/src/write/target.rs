@@ -42,7 +42,7 @@ pub struct Target {
     pub(super) file: File,
     pub(super) path: PathBuf,
     pub(super) block: bool,
-    /// Whether it may hold something already: unfinished work of ours, or whatever a device holds.
+    /// Whether it may hold data already: that of an unfinished import, or earlier content of a device.
     pub(super) kept: bool,
 }
 
@@ -83,7 +83,7 @@ impl Target {
     /// # Errors
     /// [`Kind::Target`] when it cannot be opened, is in use, or is no block device.
     pub fn block(path: &Path, exclusive: bool) -> Result<Self, Error> {
-        // Looked at before it is opened: O_EXCL without O_CREAT means something on block devices only.
+        // Inspected before it is opened: O_EXCL without O_CREAT has a meaning on block devices only.
         let meta = std::fs::metadata(path)
             .map_err(|e| Error::target(format!("inspecting the block device {}", path.display()), e))?;
         if !meta.file_type().is_block_device() {

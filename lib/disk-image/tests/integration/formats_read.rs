@@ -1,5 +1,5 @@
 //! VMDK, VHD, VHDX and VDI as tools and guests write them: what we read equals `qemu-img convert -O raw` and what a
-//! second and a third reader see. Not here: what is refused (`formats_refused`) and mutants (`formats_mutants`).
+//! second and a third reader see. Not here: refused images and mutants (`formats_hostile`).
 
 use std::io::{Cursor, Read};
 use std::os::unix::fs::FileExt;
@@ -100,7 +100,7 @@ fn same(ours: &[u8], theirs: &[u8], what: &str) {
     }
 }
 
-/// Readers that are nobody's kin. They count a VHD by its `current_size`, so only what both have is compared there.
+/// Readers that share no code with others. They count a VHD by its `current_size`, so only what both have is compared there.
 fn second_opinion(bytes: &[u8], image: &Path, format: Format, ours: &[u8], what: &str) {
     // 7-Zip reads a VHDX only of whole MiB, a packed VMDK only with its directory at the end.
     let seven_reads = match format {

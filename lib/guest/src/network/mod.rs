@@ -46,7 +46,7 @@ pub use names::{Names, mac, machine};
 pub use netns_wiring::{check, has, loopback, observe, set_sysctl, unwire, wire};
 pub use resolvers::{Resolvers, host_resolvers};
 
-/// Where things are.
+/// Paths of the runtime's files and programs.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Folder of what is kept: plugins' answers, addresses given. Private to root.

@@ -88,7 +88,7 @@ impl<'a> Wiring<'a> {
     }
 }
 
-/// Fails when something that [`wire`] made is not as it was; the kernel may have no dummy.
+/// Compares the present links with those that [`wire`] makes; the kernel may have no dummy.
 ///
 /// # Errors
 /// The differences.
@@ -154,7 +154,7 @@ pub fn has(path: &Path, link: &str) -> Result<bool, Error> {
 /// Leaves CNI's interface as it was made, but for its addresses.
 ///
 /// # Errors
-/// The kernel refuses something.
+/// A change that the kernel refuses.
 pub fn unwire(path: &Path, interface: &str, result: &Value) -> Result<(), Error> {
     let Some(namespace) = Namespace::find(path)? else { return Ok(()) };
     namespace.on_a_thread(|| {
@@ -181,7 +181,7 @@ pub fn loopback(namespace: &Namespace) -> Result<(), Error> {
 /// results of each interface's network, in the order of the interfaces ([`super::runtime::outcomes`], [`observe`]).
 ///
 /// # Errors
-/// An interface is not there, or the kernel refuses something. Done again it goes on.
+/// An interface is not there, or the kernel refuses a change. Another call continues.
 pub fn wire(
     wanted: &WantedNetworks,
     outcomes: &[CniResult],

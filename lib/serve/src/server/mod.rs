@@ -310,7 +310,7 @@ async fn http2<S: Service>(
     Ok(())
 }
 
-/// Requests of a connection. Over HTTP/1, `closing` says whether an answer ends the connection.
+/// Requests of a connection. Over HTTP/1, `closing` is whether an answer ends the connection.
 fn answering<S: Service>(
     connection: Arc<Connection>,
     service: Arc<S>,

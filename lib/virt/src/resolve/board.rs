@@ -1,4 +1,4 @@
-//! Processors, memory, firmware, machine type.
+//! Processors, memory, firmware and machine type of a guest. Not here: its devices.
 
 use api::kubevirt::{Efi as EfiSpec, VirtualMachineInstanceSpec};
 use api::launch::{

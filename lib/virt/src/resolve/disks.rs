@@ -1,4 +1,4 @@
-//! Disks: what each is to the guest, and how it is read and written.
+//! Disks: the device that the guest sees, and how it is read and written. Not here: the storage behind it (`volumes`).
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,6 @@ use api::launch::{
 
 use super::volumes::is_label;
 use super::{Backend, Resolution};
-use crate::finding::Verdict;
 
 /// Most threads of a pool.
 const THREADS_MAX: u32 = 64;
@@ -104,7 +103,7 @@ impl Resolution<'_> {
         let content = match backend {
             Some(backend) => Media::Storage(backend.storage.clone()),
             None if media.iter().any(|medium| medium.name == one.name) => Media::Medium(one.name.clone()),
-            // An empty drive that something may be put into.
+            // An empty drive, for media that come later.
             None if !known && device == DiskDevice::Cdrom => Media::Empty,
             None if !known => {
                 self.error(&format!("{at}.name"), format!("there is no volume {:?}", one.name));
@@ -130,14 +129,7 @@ impl Resolution<'_> {
         {
             self.error(&format!("{at}.serial"), "not one to 256 letters, digits and _.+-");
         }
-        if one.tag.is_some() {
-            let path = self.path(&format!("{at}.tag"));
-            self.findings.add(
-                Verdict::Unsupported,
-                path,
-                "not supported yet: config drives do not describe devices",
-            );
-        }
+        self.tag(at, one.tag.as_deref());
         let pci_address = self.address_of(at, one, bus);
         let always_writable = device == DiskDevice::Disk && bus == Bus::Sata;
         if always_writable && read_only {

@@ -1,4 +1,5 @@
-//! The small CDs of a guest: cloud-init's, and files from Secrets, ConfigMaps and the object itself.
+//! The small CDs of a guest: cloud-init's, and files from Secrets, ConfigMaps and the object itself. Not here: their
+//! filesystem, which the launcher writes.
 
 use std::collections::BTreeMap;
 

@@ -210,6 +210,15 @@ impl Resolution<'_> {
         None
     }
 
+    /// Reports the tag of a disk or network interface at `at`.
+    fn tag(&mut self, at: &str, tag: Option<&str>) {
+        if tag.is_some() {
+            let path = self.path(&format!("{at}.tag"));
+            let why = "not supported yet: config drives do not describe devices";
+            self.findings.add(Verdict::Unsupported, path, why);
+        }
+    }
+
     /// Checks the number of each kind of device; later rules compare each with the others.
     fn few(&mut self) -> bool {
         let devices = &self.spec.domain.devices;

@@ -1,4 +1,4 @@
-//! Network interfaces, and the networks they are on.
+//! Network interfaces, and the networks they are on. Not here: attaching them (lib/guest).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -9,7 +9,6 @@ use api::net::Mac;
 
 use super::volumes::is_label;
 use super::{Resolution, Tap, board};
-use crate::finding::Verdict;
 
 /// Most pairs of queues: what tap devices have been tried with upstream.
 const QUEUES_MAX: u32 = 16;
@@ -142,14 +141,7 @@ impl Resolution<'_> {
         if one.acpi_index == Some(0) {
             self.error(&format!("{at}.acpiIndex"), "must be 1 or more");
         }
-        if one.tag.is_some() {
-            let path = self.path(&format!("{at}.tag"));
-            self.findings.add(
-                Verdict::Unsupported,
-                path,
-                "not supported yet: config drives do not describe devices",
-            );
-        }
+        self.tag(at, one.tag.as_deref());
         let (options, refused) = one.dhcp_options.as_ref().map(dhcp_options).unwrap_or_default();
         for (field, text) in refused {
             self.error(&format!("{at}.dhcpOptions{field}"), text);

@@ -1,4 +1,4 @@
-//! Volumes: which source each has, and whether it can be one.
+//! Volumes: the source of each, and whether it can be used. Not here: the disks in front of them (`disks`).
 
 use api::kubevirt::{
     CloudInit, ConfigMapVolume, Disk, DownwardApi, SecretVolume, ServiceAccountVolume, Sysprep,

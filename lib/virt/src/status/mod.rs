@@ -1,4 +1,4 @@
-//! The status of objects, in KubeVirt's and CDI's terms.
+//! The status of objects, in KubeVirt's and CDI's terms. Not here: the steps of VMs and runs (`machine`, `run`).
 
 pub mod machine;
 pub mod pod;

@@ -94,7 +94,7 @@ fn patch(spec: &Value, path: &str, value: &Value) -> Value {
     json!({name: list})
 }
 
-/// What a field needs beside it: the first row whose path is the field's, or above it.
+/// The other fields that a field needs: the first row whose path is the field's, or above it.
 fn need(path: &str) -> Value {
     let disk = |disk: Value| json!({"domain": {"devices": {"disks": [disk]}}});
     let volume = |volume: Value| json!({"volumes": [{}, volume]});
@@ -239,7 +239,7 @@ fn need(path: &str) -> Value {
     found.map_or_else(|| json!({}), |(_, need)| need)
 }
 
-/// Changes of fields that only mean something together with another: the whole change, instead of a value.
+/// Changes of fields that have a meaning only together with another: the whole change, instead of a value.
 fn change(path: &str) -> Option<(Value, Value)> {
     let keys = |way: &str, drive: &str| {
         let base = json!({"volumes": [{}, {"name": "init", drive: {"userData": "#cloud-config\n"}}]});

@@ -14,22 +14,12 @@ use crate::support::cluster::{key_pair, now};
 use crate::support::proxy::{Proxy, put, put_certificate};
 use crate::support::server::client::{Answer, Client, form};
 use crate::support::server::tls::{Authority, server};
-use crate::support::server::{CLIENT, MIB, Pod, Setup, count, sha256};
+use crate::support::server::{CLIENT, MIB, Pod, Setup, count, image, is_disk, sha256};
 
 const UPLOAD: &str = "/v1beta1/upload";
 const ASYNC: &str = "/v1beta1/upload-async";
 const FORM_ASYNC: &str = "/v1beta1/upload-form-async";
 const V8: &str = "Upload-Draft-Interop-Version: 8";
-
-fn image() -> Vec<u8> {
-    (0..3 * MIB + 512).map(|at| (at % 251) as u8).collect()
-}
-
-/// Whether the disk begins with `image` and has only zeroes behind.
-fn is_disk(pod: &Pod, image: &[u8]) -> bool {
-    let disk = std::fs::read(pod.disk()).unwrap();
-    disk[..image.len()] == *image && disk[image.len()..].iter().all(|&byte| byte == 0)
-}
 
 /// Pages of every origin may look at it.
 #[track_caller]

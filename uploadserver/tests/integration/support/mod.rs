@@ -207,6 +207,17 @@ impl Drop for Pod {
     }
 }
 
+/// A raw image of 3 MiB and a sector.
+pub(crate) fn image() -> Vec<u8> {
+    (0..3 * MIB + 512).map(|at| (at % 251) as u8).collect()
+}
+
+/// Whether the pod's disk begins with `image` and has only zeroes behind it.
+pub(crate) fn is_disk(pod: &Pod, image: &[u8]) -> bool {
+    let disk = fs::read(pod.disk()).unwrap();
+    disk.strip_prefix(image).is_some_and(|rest| rest.iter().all(|&byte| byte == 0))
+}
+
 /// SHA-256 of the first `len` bytes of a file or device, in hex, and whether the rest is zeroes.
 pub(crate) fn sha256(path: &Path, len: u64) -> (String, bool) {
     let mut file = File::open(path).unwrap();

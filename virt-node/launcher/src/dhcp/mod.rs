@@ -1,11 +1,11 @@
 //! DHCP for the one guest on a bridge: it always gets the configuration that the network gave it. [`v4`] and [`v6`] make
 //! answers of packets, pure; here are the sockets, in a thread for each interface of the launcher's worker.
 //!
-//! No capability is needed: the guest's namespace opens ports from 67 on to every user (see [`crate::network`]), and binding
+//! No capability is needed: the guest's namespace opens ports from 67 on to every user (see [`guest::network`]), and binding
 //! to a link needs no privilege since Linux 5.7. Leases never end, so that a guest does not depend on an answer once it has
 //! its address.
 //!
-//! Not here: addresses for more than one, router advertisements ([`crate::network::Advertiser`]).
+//! Not here: addresses for more than one, router advertisements ([`guest::network::Advertiser`]).
 
 mod v4;
 mod v6;

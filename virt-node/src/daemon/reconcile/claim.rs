@@ -1,4 +1,4 @@
-//! Claims: a volume is made, expanded and removed.
+//! Claims: a volume is made, expanded and removed. Not here: carrying the actions out (`execute`).
 
 use api::core::PersistentVolumeClaim;
 use serde_json::{Value, json};

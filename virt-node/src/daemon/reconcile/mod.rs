@@ -74,7 +74,7 @@ pub(super) enum Action {
     Create(Object),
     /// Remove the object; nothing of it is left.
     Remove,
-    /// Report something about it.
+    /// Report an event of it.
     Event { warning: bool, reason: &'static str, text: String },
     /// Reconcile it again at this time.
     Look(u64),
@@ -84,7 +84,7 @@ pub(super) enum Action {
     Succeed,
     /// End its job.
     Cancel,
-    /// Do something with the claim's volume.
+    /// A step for the claim's volume.
     Claim(ClaimAction),
     /// Fill the DataVolume's claim.
     FillVolume(Box<Origin>),
@@ -92,7 +92,7 @@ pub(super) enum Action {
     EndRun(Box<VirtualMachineInstance>),
     /// Give the guest of the run with this UID the interfaces of its spec.
     MendLater { run: String },
-    /// Do something with the run's launcher.
+    /// A step for the run's launcher.
     Run(RunAction),
     /// Remove what is left of the VM's networks.
     RemoveNetworks,

@@ -8,16 +8,7 @@ pub(crate) fn disk(path: &Path) {
     let work = tempfile::tempdir().unwrap();
     let applets = "sh mount umount modprobe dd poweroff sleep cat find sed tr printf grep";
     let tree = guests::Tree::new(work.path(), &["mnt"], applets, &init);
-    tree.modules(&[
-        "virtio_pci",
-        "virtio_blk",
-        "virtio_scsi",
-        "sd_mod",
-        "sr_mod",
-        "isofs",
-        "button",
-        "evdev",
-        "virtio_mem",
-    ]);
+    tree.modules(&guests::DISK_MODULES);
+    tree.modules(&["button", "evdev", "virtio_mem"]);
     tree.pack().disk(path);
 }

@@ -1,4 +1,4 @@
-//! Shared by the tests: a daemon, a machine for guests' networks, and what the launcher's tests have for guests.
+//! Shared by the tests: a daemon, a machine for guests' networks, web servers, and the support of the launcher's tests.
 
 pub(crate) mod daemon;
 #[path = "../../../launcher/tests/integration/support/mod.rs"]
@@ -6,3 +6,4 @@ pub(crate) mod launcher;
 pub(crate) mod linux;
 pub(crate) mod machine;
 pub(crate) mod sys;
+pub(crate) mod web;

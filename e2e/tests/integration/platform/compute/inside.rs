@@ -72,7 +72,7 @@ fn printed(namespace: &str) -> String {
     PLACE.kubectl(&["-n", namespace, "logs", pod, "-c", "guest-console-log"]).unwrap_or_default()
 }
 
-/// Waits until the guest has printed something; all that it has printed.
+/// Waits for an output of the guest; gives all of its output.
 #[track_caller]
 pub(super) fn until_printed(namespace: &str, wanted: &str) -> String {
     PLACE.until(namespace, &format!("the console's log has {wanted:?}"), || {

@@ -122,7 +122,7 @@ const ROWS: &[Row<'_>] = &[
     ("hco.kubevirt.io", &["hyperconvergeds"], [READ, EDIT, ALL]),
 ];
 
-/// Whether a user may do something with a resource.
+/// Whether a user has the right to `verb` on a resource.
 async fn may(client: kube::Client, user: String, group: &str, resource: &str, verb: &str) -> bool {
     let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
     let review = json!({
