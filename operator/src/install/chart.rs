@@ -72,7 +72,7 @@ fn mark(object: &mut Value) {
     if kind == "CustomResourceDefinition" {
         object["metadata"]["annotations"]["helm.sh/resource-policy"] = json!("keep");
     }
-    for (role, to) in user_roles::COMPUTE {
+    for (role, to) in roles::COMPUTE_ROLES {
         if kind == "ClusterRole" && object["metadata"]["name"] == role {
             object["metadata"]["labels"][format!("{}{to}", user_roles::AGGREGATE)] = word("aggregate-roles");
         }

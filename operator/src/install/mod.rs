@@ -32,7 +32,8 @@ mod workloads;
 use serde_json::{Value, json};
 
 pub(crate) use related::RELATED;
-pub(crate) use user_roles::{AGGREGATE, COMPUTE as COMPUTE_ROLES};
+pub(crate) use roles::COMPUTE_ROLES;
+pub(crate) use user_roles::AGGREGATE;
 
 use crate::defaults::{CNI_DIRECTORY, IMAGE, KUBELET_DIRECTORY, NAMESPACE};
 

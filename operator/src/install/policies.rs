@@ -14,7 +14,7 @@
 use serde_json::{Value, json};
 
 use super::accounts::{AGENT, OPERATOR};
-use super::{Settings, object, user_roles, with};
+use super::{Settings, object, roles, user_roles, with};
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 /// Node of the pod whose token made the request; empty for other requests.
@@ -257,7 +257,7 @@ fn launchers(settings: &Settings) -> [Value; 2] {
 
 /// The policy of ClusterRoles: the operator has the verb `escalate` for those whose labels it changes.
 fn labels_of_roles(settings: &Settings) -> [Value; 2] {
-    let labels = user_roles::COMPUTE.map(|(_, to)| format!("{}{to}", user_roles::AGGREGATE));
+    let labels = roles::COMPUTE_ROLES.map(|(_, to)| format!("{}{to}", user_roles::AGGREGATE));
     let check = |expression: &str| {
         json!({
             "expression": expression,

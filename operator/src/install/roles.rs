@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::accounts::{AGENT, HOSTPATH, MACPOOL, OPERATOR, PRIORITY, UPLOAD_PROXY};
 use super::related::LOCAL_ROLES;
-use super::{Settings, object, openshift, user_roles, webhooks, with};
+use super::{Settings, object, openshift, webhooks, with};
 
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
@@ -24,6 +24,10 @@ pub(super) const FLAVORS: &[&str] = &[
 /// Those of them that belong to no namespace.
 pub(super) const CLUSTER_FLAVORS: &[&str] =
     &["virtualmachineclusterinstancetypes", "virtualmachineclusterpreferences"];
+
+/// Roles of users that KubeVirt's `roleAggregationStrategy` is about, as upstream, each with the cluster's role.
+pub(crate) const COMPUTE_ROLES: [(&str, &str); 3] =
+    [("kubevirt.io:view", "view"), ("kubevirt.io:edit", "edit"), ("kubevirt.io:admin", "admin")];
 
 /// A rule: groups, resources, verbs.
 pub(super) fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
@@ -202,7 +206,7 @@ fn operator() -> Vec<Value> {
         named(
             "rbac.authorization.k8s.io",
             &["clusterroles"],
-            &user_roles::COMPUTE.map(|(name, _)| name),
+            &COMPUTE_ROLES.map(|(name, _)| name),
             &["get", "patch", "escalate"],
         ),
         rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use super::roles::{CLUSTER_FLAVORS, FLAVORS, RBAC, cluster_role, rule};
+use super::roles::{CLUSTER_FLAVORS, COMPUTE_ROLES, FLAVORS, RBAC, cluster_role, rule};
 use super::{Settings, object, with};
 
 const READ: &[&str] = &["get", "list", "watch"];
@@ -75,13 +75,10 @@ const VOLUMES: &[&str] = &[
 
 /// The start of labels by which a role is added to one of the cluster's.
 pub(crate) const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
-/// Roles that KubeVirt's `roleAggregationStrategy` is about, as upstream, each with the cluster's role.
-pub(crate) const COMPUTE: [(&str, &str); 3] =
-    [("kubevirt.io:view", "view"), ("kubevirt.io:edit", "edit"), ("kubevirt.io:admin", "admin")];
 
 /// All roles and bindings.
 pub(super) fn roles(settings: &Settings) -> Vec<Value> {
-    let compute = COMPUTE.into_iter().zip([compute_view(), compute_edit(), compute_admin()]);
+    let compute = COMPUTE_ROLES.into_iter().zip([compute_view(), compute_edit(), compute_admin()]);
     let mut all: Vec<Value> =
         compute
             .map(|((name, to), rules)| {
@@ -265,7 +262,7 @@ mod tests {
                 (&role["metadata"]["name"], &role["rules"]),
                 (&usual["metadata"]["name"], &usual["rules"])
             );
-            let ours = COMPUTE.iter().any(|(name, _)| role["metadata"]["name"] == *name);
+            let ours = COMPUTE_ROLES.iter().any(|(name, _)| role["metadata"]["name"] == *name);
             assert!(
                 !ours || (role["metadata"]["labels"].is_null() && usual["metadata"]["labels"].is_object())
             );

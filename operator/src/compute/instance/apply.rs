@@ -12,6 +12,7 @@ use virt::status::pod as gate;
 
 use super::event;
 use super::hotplug;
+use super::networks;
 use super::patch::{Patch, patch};
 use super::plan::{Observed, Plan, Step, plan};
 use super::status::status;
@@ -87,6 +88,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         }
     }
     let volumes = hotplug::extend(&observed, &mut planned);
+    planned.steps.extend(networks::step(&observed));
     act(context, key, &observed, &planned, &volumes).await
 }
 

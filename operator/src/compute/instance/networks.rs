@@ -8,9 +8,13 @@ use crate::compute::launcher::{NETWORKS, networks_without};
 
 /// The step after which the annotation has none of them.
 pub(super) fn step(observed: &Observed<'_>) -> Option<Step> {
+    let instance = observed.instance;
+    if instance.is_final() || instance.metadata.deleting() {
+        return None;
+    }
     let pod = observed.launcher().filter(|pod| !pod.is_down() && !pod.metadata.deleting())?;
     let before = pod.metadata.annotation(NETWORKS)?;
-    let after = networks_without(before, &observed.instance.spec.unplugged)?;
+    let after = networks_without(before, &instance.spec.unplugged)?;
     Some(Step::Networks {
         pod: pod.metadata.name.clone(),
         uid: pod.metadata.uid.clone(),
@@ -52,23 +56,14 @@ mod tests {
             guest["spec"]["domain"] = json!({"devices": {"interfaces": all}});
             let mut launcher = pod("Running", true);
             launcher["metadata"]["annotations"] = json!({NETWORKS: before});
-            let plan = Scene::new(guest, &[launcher]).with(|_, plan| plan.clone());
-            let found = plan.steps.into_iter().find_map(|step| match step {
-                Step::Networks { pod, uid, before: read, after } => {
-                    assert_eq!((pod.as_str(), uid.as_str()), ("virt-launcher-vm-aaaaa", "p"), "{what}");
-                    assert_eq!(read, before, "{what}");
-                    Some(serde_json::from_str::<Value>(&after).unwrap())
-                }
-                Step::CreateState
-                | Step::CreatePod
-                | Step::CreateProvisioner
-                | Step::DeletePod { .. }
-                | Step::CreateAttachment { .. }
-                | Step::DeleteAttachment { .. }
-                | Step::Gate { .. }
-                | Step::ConfirmPods
-                | Step::Release(_)
-                | Step::Wait(_) => None,
+            let step = Scene::new(guest, &[launcher]).with(|observed, _| step(observed));
+            let found = step.map(|step| {
+                let Step::Networks { pod, uid, before: read, after } = step else {
+                    panic!("{what}: {step:?}")
+                };
+                assert_eq!((pod.as_str(), uid.as_str()), ("virt-launcher-vm-aaaaa", "p"), "{what}");
+                assert_eq!(read, before, "{what}");
+                serde_json::from_str::<Value>(&after).unwrap()
             });
             assert_eq!(found, after, "{what}");
         }

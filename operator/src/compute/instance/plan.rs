@@ -11,7 +11,6 @@
 use virt::status::pod::UNPAUSED;
 
 use super::super::volumes::{Readiness, Volume};
-use super::networks;
 use crate::compute::launcher::State;
 use crate::compute::{clock, nodes};
 use crate::storage::names::PROVISIONS;
@@ -197,7 +196,6 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
         clean(observed, &mut steps);
     } else {
         steps.extend(gate(observed));
-        steps.extend(networks::step(observed));
     }
     for pod in observed.pods.iter().filter(|pod| is_provisioner(pod) && !pod.metadata.deleting()) {
         let unused = ends || pod.is_down() || observed.storage() != Storage::NeedsProvisioner;

@@ -82,8 +82,8 @@ enum Review {
     ValidateSource,
     ValidateTransfer,
     RenderClaim,
-    ReviewKubeVirt,
-    ReviewCdi,
+    CheckKubeVirt,
+    CheckCdi,
     MutateHyperConverged,
     ValidateHyperConverged,
     DeleteNamespace,
@@ -105,8 +105,8 @@ impl Review {
         Self::ValidateSource,
         Self::ValidateTransfer,
         Self::RenderClaim,
-        Self::ReviewKubeVirt,
-        Self::ReviewCdi,
+        Self::CheckKubeVirt,
+        Self::CheckCdi,
         Self::MutateHyperConverged,
         Self::ValidateHyperConverged,
         Self::DeleteNamespace,
@@ -129,8 +129,8 @@ impl Review {
             Self::ValidateSource => "/populator-validate",
             Self::ValidateTransfer => "/objecttransfer-validate",
             Self::RenderClaim => "/pvc-mutate",
-            Self::ReviewKubeVirt => "/kubevirts-validate",
-            Self::ReviewCdi => "/cdi-validate",
+            Self::CheckKubeVirt => "/kubevirts-validate",
+            Self::CheckCdi => "/cdi-validate",
             Self::MutateHyperConverged => "/mutate-hco-kubevirt-io-v1-hyperconverged",
             Self::ValidateHyperConverged => "/validate-hco-kubevirt-io-v1-hyperconverged",
             Self::DeleteNamespace => "/mutate-ns-hco-kubevirt-io",
@@ -151,8 +151,8 @@ impl Review {
             Self::ValidateSource => &["volumeimportsources", "volumeuploadsources"],
             Self::ValidateTransfer => &["objecttransfers"],
             Self::RenderClaim => &["persistentvolumeclaims"],
-            Self::ReviewKubeVirt => &["kubevirts"],
-            Self::ReviewCdi => &["cdis"],
+            Self::CheckKubeVirt => &["kubevirts"],
+            Self::CheckCdi => &["cdis"],
             Self::MutateHyperConverged | Self::ValidateHyperConverged => &["hyperconvergeds"],
             Self::DeleteNamespace => &["namespaces"],
             Self::ValidateHostPath => &["hostpathprovisioners"],
@@ -225,12 +225,12 @@ impl Admission {
             | Review::ValidateSource
             | Review::ValidateTransfer => volume::validate(request),
             Review::RenderClaim => volume::rendered(request, &Offered::read(&self.client).await?),
-            Review::ReviewKubeVirt if request.operation == "DELETE" => {
+            Review::CheckKubeVirt if request.operation == "DELETE" => {
                 self.delete(Platform::KubeVirt, request).await?
             }
-            Review::ReviewKubeVirt => placed::validate(request, placed::KUBEVIRT),
-            Review::ReviewCdi if request.operation == "DELETE" => self.delete(Platform::Cdi, request).await?,
-            Review::ReviewCdi => placed::validate(request, placed::CDI),
+            Review::CheckKubeVirt => placed::validate(request, placed::KUBEVIRT),
+            Review::CheckCdi if request.operation == "DELETE" => self.delete(Platform::Cdi, request).await?,
+            Review::CheckCdi => placed::validate(request, placed::CDI),
             Review::MutateHyperConverged => hyperconverged::mutate(request),
             Review::ValidateHyperConverged if request.operation == "DELETE" => {
                 self.delete(Platform::HyperConverged, request).await?

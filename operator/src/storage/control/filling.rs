@@ -34,10 +34,9 @@ use crate::storage::worker::upload::{self, Upload};
 const REPORT_AFTER_SECONDS: u64 = 6;
 /// The same for a claim whose namespace's events could not be read because those of many others were.
 const REPORT_UNREAD_SECONDS: u64 = 8;
-/// Seconds in which a worker's pod may start before its start is reported.
-const YOUNG: u64 = 2;
-/// Seconds in which it may start before events about its obstacles are read: the kubelet often succeeds when it tries again.
-const HINDERED_AFTER_SECONDS: u64 = 5;
+/// Seconds in which a worker's pod may start before its start is reported, and events about its obstacles are read: the kubelet
+/// often succeeds when it tries again.
+const YOUNG: u64 = 5;
 /// Age up to which the room of nodes serves.
 const ROOM_AGE: Duration = Duration::from_secs(1);
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
@@ -359,7 +358,7 @@ impl Controller {
 
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
-        let late = age(&worker.meta).is_some_and(|age| age >= HINDERED_AFTER_SECONDS);
+        let late = age(&worker.meta).is_some_and(|age| age >= YOUNG);
         if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
             return Ok(worker);
         }

@@ -1,10 +1,22 @@
 //! Access credentials of `create vm`: `--access-cred`, with parameters `key:value,…`. Pure.
 
+use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use super::init::Source;
 use super::parameters::Parameters;
 use crate::error::Result;
+
+/// Data sources of cloud-init.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Source {
+    /// No cloud-init.
+    None,
+    /// A disk labelled cidata.
+    #[default]
+    Nocloud,
+    /// A disk labelled config-2.
+    Configdrive,
+}
 
 /// Flags of access credentials.
 #[derive(Clone, Debug, Default, clap::Args)]

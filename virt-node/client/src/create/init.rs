@@ -5,26 +5,13 @@ use std::path::PathBuf;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use super::credentials::Credentials;
+use super::credentials::{Credentials, Source};
 use crate::error::{Error, Kind, Result, usage};
 
 /// The first line of user data.
 const HEAD: &str = "#cloud-config";
-
-/// Data sources.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Source {
-    /// No cloud-init.
-    None,
-    /// A disk labelled cidata.
-    #[default]
-    Nocloud,
-    /// A disk labelled config-2.
-    Configdrive,
-}
 
 /// Flags of cloud-init.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -99,10 +99,10 @@ fn tools_of_the_pod_answer_as_upstream_does() {
     PLACE.remove_namespace(namespace);
 }
 
-/// A probe that fails after 80 s without a guest.
+/// A probe that fails after 120 s without a guest.
 fn liveness(kind: &str, fields: &Value) -> Value {
     let mut probe =
-        json!({"initialDelaySeconds": 60, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 10});
+        json!({"initialDelaySeconds": 100, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 10});
     probe[kind] = fields.clone();
     probe
 }
