@@ -167,16 +167,17 @@ fn a_claim_of_a_legacy_class_gets_a_volume_of_the_driver() {
     PLACE.remove_namespace(namespace);
 }
 
-/// The driver, by its socket.
+/// The driver, by its socket; another test may have its pod replaced at the moment.
 pub(crate) async fn driver() -> ControllerClient<Channel> {
     let folder = PLACE.cluster.node_path("/var/lib/kubelet/plugins/csi-hostpath").unwrap();
     let folder = Arc::new(fs::File::open(folder).unwrap());
+    // The socket's own path is too long.
+    let socket = format!("/proc/self/fd/{}/csi.sock", std::os::fd::AsRawFd::as_raw_fd(folder.as_ref()));
+    PLACE.until(PLATFORM, "the driver listens", || std::os::unix::net::UnixStream::connect(&socket).ok());
     let connector = tower::service_fn(move |_| {
-        // The socket's own path is too long.
-        let folder = Arc::clone(&folder);
-        let descriptor = std::os::fd::AsRawFd::as_raw_fd(folder.as_ref());
+        let (folder, socket) = (Arc::clone(&folder), socket.clone());
         async move {
-            let stream = UnixStream::connect(format!("/proc/self/fd/{descriptor}/csi.sock")).await;
+            let stream = UnixStream::connect(socket).await;
             drop(folder);
             stream.map(TokioIo::new)
         }
