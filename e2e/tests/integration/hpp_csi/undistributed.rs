@@ -25,7 +25,7 @@ fn apply(name: &str, text: &str) -> Result<String, String> {
     let file = CLUSTER.place().path(name);
     fs::write(&file, text).unwrap();
     let file = file.display().to_string();
-    kubectl(&["-n", NAMESPACE, "apply", "--server-side", "--force-conflicts", "-f", &file])
+    kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &file])
 }
 
 fn get(object: &str) -> Option<Value> {
@@ -102,7 +102,8 @@ fn snapshots_and_groups_are_taken_next_to_a_controller_that_names_no_node() {
     space.delete("VolumeSnapshot", "single");
 
     let group = json!({
-        "apiVersion": GROUP, "kind": "VolumeGroupSnapshot", "metadata": {"name": "group"},
+        "apiVersion": GROUP, "kind": "VolumeGroupSnapshot",
+        "metadata": {"name": "group", "namespace": NAMESPACE},
         "spec": {
             "volumeGroupSnapshotClassName": NAMESPACE, "source": {"selector": {"matchLabels": {"group": "shop"}}},
         },
