@@ -34,9 +34,10 @@ use crate::storage::worker::upload::{self, Upload};
 const REPORT_AFTER_SECONDS: u64 = 6;
 /// The same for a claim whose namespace's events could not be read because those of many others were.
 const REPORT_UNREAD_SECONDS: u64 = 8;
-/// Seconds in which a worker's pod may start before its start is reported, and events about its obstacles are read: the kubelet
-/// often succeeds when it tries again.
+/// Seconds in which a worker's pod may start before its start is reported.
 const YOUNG: u64 = 5;
+/// Seconds in which it may start before events about its obstacles are read: the kubelet often succeeds when it tries again.
+const HINDERED_AFTER_SECONDS: u64 = 8;
 /// Age up to which the room of nodes serves.
 const ROOM_AGE: Duration = Duration::from_secs(1);
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
@@ -47,14 +48,15 @@ fn age(meta: &Meta) -> Option<u64> {
     time::now().checked_sub(time::seconds(&meta.created)?)
 }
 
-/// Whether a worker's pod was made a moment ago.
+/// Whether a worker's pod was made within [`YOUNG`] seconds.
 fn is_young(worker: &Worker) -> bool {
     age(&worker.meta).is_some_and(|age| age <= YOUNG)
 }
 
-/// Pause before a claim is looked at again that has waited for these seconds, so that its report is not late.
-fn until_report(waited: u64) -> Duration {
-    match REPORT_AFTER_SECONDS.saturating_sub(waited) {
+/// Pause before a claim is looked at again that has waited for these seconds and is reported on after `due`, so that its
+/// report is not late.
+fn until_report(waited: u64, due: u64) -> Duration {
+    match due.saturating_sub(waited) {
         0 => PAUSE,
         left => SOON.min(Duration::from_secs(left)),
     }
@@ -192,13 +194,19 @@ impl Controller {
         if let Some(start) = plan.start {
             return self.start(start, &observed, &task, &settings).await;
         }
-        if worker.as_deref().is_some_and(|worker| mirror::is_starting(worker, false))
+        if let Some(worker) = worker.as_deref().filter(|worker| mirror::is_starting(worker, false))
             && written.is_some_and(|written| written.phase == Phase::Bound)
         {
             if filling::shows_start(&target) {
                 self.queue.add(Item::Volume(key.clone()));
             }
-            return Ok(Outcome::After(SOON));
+            let started = age(&worker.meta).unwrap_or(0);
+            let pause = if started < HINDERED_AFTER_SECONDS {
+                until_report(started, HINDERED_AFTER_SECONDS)
+            } else {
+                SOON
+            };
+            return Ok(Outcome::After(pause));
         }
         let scheduled = worker.as_ref().is_none_or(|worker| worker.unschedulable.is_none());
         let awaited =
@@ -255,8 +263,15 @@ impl Controller {
         };
         let waited = age(&awaited.meta).unwrap_or(0);
         let warnings = self.warnings_in(&awaited.meta.namespace).await?;
-        if warnings.is_none() && waited < REPORT_UNREAD_SECONDS {
-            return Ok(Outcome::After(until_report(waited)));
+        if warnings.is_none() {
+            // Without a read the last report stays.
+            let key = Key::new(&target.meta.namespace, &target.meta.name);
+            if target.meta.annotation(names::RUNNING).is_some() || self.waits().contains_key(&key) {
+                return Ok(Outcome::After(SOON));
+            }
+            if waited < REPORT_UNREAD_SECONDS {
+                return Ok(Outcome::After(until_report(waited, REPORT_AFTER_SECONDS)));
+            }
         }
         let (name, driver) = (&awaited.meta.name, &class.provisioner);
         let trouble = match warnings.and_then(|warnings| warnings.about(&awaited.meta.uid)) {
@@ -276,14 +291,14 @@ impl Controller {
                     ),
                 },
             },
-            None => return Ok(Outcome::After(until_report(waited))),
+            None => return Ok(Outcome::After(until_report(waited, REPORT_AFTER_SECONDS))),
         };
         self.waiting(target, trouble).await
     }
 
     /// Reports what a claim without a volume waits for: on its DataVolume, or else on the claim.
     async fn waiting(&self, target: &Claim, trouble: Obstacle) -> Result<Outcome> {
-        // A claim that reports something goes on to do so.
+        // A claim with a report keeps reporting on itself.
         if !target.is_of_data_volume() || target.meta.annotation(names::RUNNING).is_some() {
             return self.troubled(target, &trouble).await;
         }
@@ -320,7 +335,7 @@ impl Controller {
         Ok(Some(Obstacle { reason: NOT_PROVISIONED, message }))
     }
 
-    /// The room that nodes have, as it was a moment ago: many claims wait for it at once.
+    /// The room that nodes have, at most [`ROOM_AGE`] old: many claims wait for it at once.
     async fn room(&self) -> Result<Arc<Room>> {
         let known = self.room.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, room)) = known.filter(|(read, _)| read.elapsed() < ROOM_AGE) {
@@ -343,7 +358,7 @@ impl Controller {
         (starts && !is_young(&worker)).then(|| filling::starting(&worker, target))
     }
 
-    /// The warnings of a namespace. `None`: those of another one were read a moment ago.
+    /// The warnings of a namespace. `None`: those of another one were read within [`PAUSE`].
     async fn warnings_in(&self, namespace: &str) -> Result<Option<Arc<Warnings>>> {
         match self.warnings.of(namespace, Instant::now()) {
             Known::Warnings(warnings) => return Ok(Some(warnings)),
@@ -358,7 +373,7 @@ impl Controller {
 
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
-        let late = age(&worker.meta).is_some_and(|age| age >= YOUNG);
+        let late = age(&worker.meta).is_some_and(|age| age >= HINDERED_AFTER_SECONDS);
         if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
             return Ok(worker);
         }
@@ -539,7 +554,7 @@ mod tests {
         for (waited, pause) in
             [(0, SOON), (4, SOON), (5, Duration::from_secs(1)), (REPORT_AFTER_SECONDS, PAUSE), (7, PAUSE)]
         {
-            assert_eq!(until_report(waited), pause, "{waited}");
+            assert_eq!(until_report(waited, REPORT_AFTER_SECONDS), pause, "{waited}");
         }
     }
 }

@@ -43,14 +43,14 @@ impl Warnings {
     }
 }
 
-/// What is known of a namespace.
+/// Knowledge about a namespace.
 #[derive(Debug)]
 pub(super) enum Known {
     /// These warnings.
     Warnings(Arc<Warnings>),
     /// Nothing: its events are to be read now.
     Nothing,
-    /// Nothing, and events were read a moment ago: it is asked for later.
+    /// Nothing, and events were read within [`PAUSE`]: it is asked for later.
     Later,
 }
 
@@ -65,7 +65,7 @@ struct Recent {
 }
 
 impl Reads {
-    /// What is known of a namespace. The read that [`Known::Nothing`] asks for counts from now on.
+    /// The knowledge about a namespace. The read that [`Known::Nothing`] asks for counts from now on.
     pub(super) fn of(&self, namespace: &str, now: Instant) -> Known {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.namespaces.retain(|_, (read, _)| now.saturating_duration_since(*read) < FRESH);
