@@ -25,8 +25,8 @@ pub struct Definition {
     pub namespaced: bool,
     /// Served versions with the same schema; the first is stored.
     pub versions: &'static [&'static str],
-    /// Further served versions, with schemas of their own. Such a kind needs a conversion webhook, unless fields that the
-    /// stored version lacks may be lost.
+    /// Further served versions, with schemas of their own. Such a kind needs a conversion webhook, unless fields that a
+    /// version lacks may be lost: a write through one of these drops the fields that only the stored version has, too.
     pub others: &'static [Other],
     /// Whether `status` is a subresource.
     pub status: bool,

@@ -101,7 +101,7 @@ resource! {
 }
 
 /// The schema of v1beta2, made of that of v1beta3. Fields that only v1beta2 has are accepted and not stored: all of them are
-/// about components that v1beta3 no longer has.
+/// about components that v1beta3 no longer has. A write through v1beta2 drops the fields that only v1beta3 has.
 pub fn v1beta2(mut schema: Value) -> Value {
     let gate = |of: &str| json!({"type": "boolean", "description": format!("Whether {of} deployed.")});
     let namespace = |of: &str| {

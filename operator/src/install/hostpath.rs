@@ -273,7 +273,7 @@ fn pods(settings: &Settings, driver: &Driver) -> Value {
     set
 }
 
-/// The user of the driver's pods: what its sidecars may do.
+/// User name of the driver's pods; its rights are those of the sidecars.
 pub fn user(settings: &Settings) -> String {
     settings.user(accounts::HOSTPATH)
 }

@@ -118,7 +118,8 @@ pub fn own_users(namespace: &str) -> Vec<String> {
     [accounts::OPERATOR, accounts::AGENT].iter().map(|account| user(namespace, account)).collect()
 }
 
-fn user(namespace: &str, account: &str) -> String {
+/// User name of a ServiceAccount.
+pub(crate) fn user(namespace: &str, account: &str) -> String {
     format!("system:serviceaccount:{namespace}:{account}")
 }
 

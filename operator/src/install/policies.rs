@@ -8,7 +8,8 @@
 //!   content of a snapshot that the operator offers to all nodes.
 //! - Only the operator makes pods that count as launchers, and changes what identifies them: a launcher that is not found
 //!   any more would be replaced while its guest still writes to its disks.
-//! - The operator changes nothing of a ClusterRole but the labels by which roles are part of the cluster's.
+//! - The operator changes nothing of a ClusterRole but one label of `kubevirt.io:view`, `edit` and `admin` each, by which the
+//!   role is part of the cluster's.
 //! - `HyperConverged` has one name and one namespace.
 
 use serde_json::{Value, json};
@@ -51,14 +52,15 @@ fn same(field: &str, none: &str) -> String {
     format!("object.metadata.?{field}.orValue({none}) == oldObject.metadata.?{field}.orValue({none})")
 }
 
-/// True where old and new object have the same labels or annotations but for these, as far as anything acts on them.
+/// True where old and new object have the same labels or annotations but for these; an absent one and an empty one differ.
 fn same_but(field: &str, except: &[&str]) -> String {
-    let map = |object: &str| format!("{object}.metadata.?{field}.orValue({{}})");
     let except = except.iter().map(|key| format!("key == '{key}' || ")).collect::<String>();
     // Every other entry of one object is in the other object.
     let within = |one: &str, other: &str| {
-        let (one, other) = (map(one), map(other));
-        format!("{one}.all(key, {except}{other}[?key].orValue('') == {one}[key])")
+        format!(
+            "{one}.metadata.?{field}.orValue({{}}).all(key, {except}\
+             {other}.metadata.?{field}[?key] == {one}.metadata.?{field}[?key])"
+        )
     };
     format!("{} && {}", within("object", "oldObject"), within("oldObject", "object"))
 }
@@ -255,16 +257,30 @@ fn launchers(settings: &Settings) -> [Value; 2] {
     )
 }
 
-/// The policy of ClusterRoles: the operator has the verb `escalate` for those whose labels it changes.
+/// The policy of ClusterRoles: the operator has the verb `escalate` for those whose label it changes, each its own.
 fn labels_of_roles(settings: &Settings) -> [Value; 2] {
     let labels = roles::COMPUTE_ROLES.map(|(_, to)| format!("{}{to}", user_roles::AGGREGATE));
-    let check = |expression: &str| {
+    let check = |expression: String| {
         json!({
             "expression": expression,
-            "message": "the operator may change only the aggregation labels of a ClusterRole",
+            "message": "the operator may change only the aggregation label of each of its ClusterRoles",
             "reason": "Forbidden",
         })
     };
+    let mut checks = vec![
+        check("object.?rules.orValue([]) == oldObject.?rules.orValue([])".to_owned()),
+        check("object.?aggregationRule == oldObject.?aggregationRule".to_owned()),
+        check(same_but("labels", &labels.each_ref().map(String::as_str))),
+        check(same("annotations", "{}")),
+        check(same("finalizers", "[]")),
+        check(same("ownerReferences", "[]")),
+    ];
+    checks.extend(roles::COMPUTE_ROLES.iter().zip(&labels).map(|((name, _), label)| {
+        check(format!(
+            "object.metadata.name == '{name}' || \
+             object.metadata.?labels[?'{label}'] == oldObject.metadata.?labels[?'{label}']"
+        ))
+    }));
     policy(
         "ferrovirt-operator-labels-roles",
         &json!({
@@ -278,11 +294,7 @@ fn labels_of_roles(settings: &Settings) -> [Value; 2] {
             "expression": format!("request.userInfo.username == '{}'", settings.user(OPERATOR)),
         }]),
         &json!([]),
-        &json!([
-            check("object.?rules.orValue([]) == oldObject.?rules.orValue([])"),
-            check("object.?aggregationRule == oldObject.?aggregationRule"),
-            check(&same_but("labels", &labels.each_ref().map(String::as_str))),
-        ]),
+        &Value::Array(checks),
     )
 }
 

@@ -45,7 +45,9 @@ impl Aggregation {
             let Some(role) = client.find::<Value>(ROLES, &key).await? else { continue };
             if let Some(value) = wanted(manual, role["metadata"]["labels"][&label].as_str()) {
                 tracing::info!(role = name, label, value, "the aggregation of a role changes");
-                let patch = json!({"metadata": {"labels": {label: value}}});
+                // A concurrent change, as by a manifest that is applied again, is a conflict.
+                let version = &role["metadata"]["resourceVersion"];
+                let patch = json!({"metadata": {"resourceVersion": version, "labels": {label: value}}});
                 client.merge_patch::<IgnoredAny>(ROLES, &key, &patch).await?;
             }
         }

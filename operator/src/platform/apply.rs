@@ -337,13 +337,16 @@ impl Controller {
             return Ok(Outcome::After(Duration::ZERO));
         }
         let manual = stays && side == Side::Compute && object.manual_roles;
-        if stays && side == Side::Compute {
-            self.aggregation.follow(&self.client, manual).await?;
-        }
-        // The last step: a placement that the API server refuses keeps nothing else from being done.
+        // Neither of the last two steps is kept from being done by the other one's error.
+        let followed = if stays && side == Side::Compute {
+            self.aggregation.follow(&self.client, manual).await
+        } else {
+            Ok(())
+        };
         if stays {
             self.place(side, &object.placement).await?;
         }
+        followed?;
         if manual {
             return Ok(Outcome::After(aggregation::AGAIN));
         }

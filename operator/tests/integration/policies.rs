@@ -241,7 +241,7 @@ async fn launcher_pods_keep_their_identity() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_changes_labels_of_roles_and_not_their_rules() {
-    const LABELS_ONLY: &str = "only the aggregation labels";
+    const LABELS_ONLY: &str = "only the aggregation label";
     let site = site().await;
     let operator = site.account(PLATFORM, "kubevirt-controller", None).await;
     let role = Key::cluster("kubevirt.io:edit");
@@ -256,14 +256,26 @@ async fn operator_changes_labels_of_roles_and_not_their_rules() {
         answer.is_err_and(|error| error.chain().contains(LABELS_ONLY))
     })
     .await;
+    let owner = json!({"apiVersion": "v1", "kind": "Namespace", "name": TEAM, "uid": "u"});
     for change in [
         json!({"rules": null}),
         json!({"aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}}),
         label("rbac.authorization.k8s.io/aggregate-to-team", "true"),
+        label("team", ""),
+        json!({"metadata": {"annotations": {"rbac.authorization.kubernetes.io/autoupdate": "false"}}}),
+        json!({"metadata": {"finalizers": ["ferrovirt.io/trial"]}}),
+        json!({"metadata": {"ownerReferences": [owner]}}),
+        // Those of the other roles.
+        label("rbac.authorization.k8s.io/aggregate-to-view", "true"),
+        label("rbac.authorization.k8s.io/aggregate-to-admin", "true"),
     ] {
         let answer = operator.merge_patch::<Value>(ROLES, &role, &change).await;
         refused(answer, LABELS_ONLY, &change.to_string());
     }
+    let admins = Key::cluster("kubevirt.io:admin");
+    let to_view = label("rbac.authorization.k8s.io/aggregate-to-view", "true");
+    let answer = operator.merge_patch::<Value>(ROLES, &admins, &to_view).await;
+    refused(answer, LABELS_ONLY, "rights of administrators for all who may view");
     for to in ["view", "edit", "admin"] {
         let role = Key::cluster(&format!("kubevirt.io:{to}"));
         let label = label(&format!("rbac.authorization.k8s.io/aggregate-to-{to}"), "manual");

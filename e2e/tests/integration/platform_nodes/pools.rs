@@ -135,19 +135,31 @@ fn sidecars_need_their_rights() {
 
 /// Another provisioner of the same claims, as upstream's operator leaves it, is named until it is gone.
 fn other_provisioners_are_named() {
+    const RIGHTS: &str = "rights-of-upstream";
     let labels = json!({"of": "upstream"});
+    let mut pod = machines::user("upstream", &[])["spec"].clone();
+    pod["containers"][0]["name"] = json!("hostpath-provisioner");
     let set = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": "hostpath-provisioner", "labels": {"k8s-app": "hostpath-provisioner"}},
         "spec": {
             "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": machines::user("upstream", &[])["spec"]},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": RIGHTS},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hostpath-provisioner-admin-csi",
+        },
+        "subjects": [{"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "default"}],
+    });
+    apply(RIGHTS, &binding);
     apply("upstream", &set);
     let text = impaired("OtherProvisioner");
     assert!(text.starts_with(&format!("DaemonSet {NAMESPACE}/hostpath-provisioner serves")), "{text}");
     PLACE.kubectl(&["-n", NAMESPACE, "delete", "daemonset", "hostpath-provisioner"]).unwrap();
+    PLACE.kubectl(&["delete", "clusterrolebinding", RIGHTS]).unwrap();
     deployed(1);
 }
 

@@ -253,12 +253,24 @@ impl From<cluster::Error> for Failed {
 /// Whether a launcher pod is still to be written.
 fn is_left(pod: &Key, written: cluster::Result<()>) -> bool {
     match written {
-        Err(error) if !error.is_not_found() => {
-            tracing::debug!(%pod, error = error.chain(), "cannot write the launcher pod; retrying");
+        Err(error) if error.is_not_found() => false,
+        Err(error) if is_outdated(&error) => {
+            tracing::debug!(%pod, error = error.chain(), "the launcher pod changed in between; retrying");
             true
         }
-        Ok(()) | Err(_) => false,
+        Err(error) => {
+            tracing::warn!(%pod, error = error.chain(), "cannot write the launcher pod; retrying");
+            true
+        }
+        Ok(()) => false,
     }
+}
+
+/// Whether a patch met an object that is not as it was read: a conflict, or a test in the patch failed. The API server answers
+/// the latter without the causes that a refused field has.
+fn is_outdated(error: &cluster::Error) -> bool {
+    let causes = error.status().map(|status| &status.details["causes"]);
+    error.is_conflict() || (error.kind() == cluster::Kind::Invalid && causes.is_none_or(Value::is_null))
 }
 
 /// Writes the networks of a pod, if they are as they were read.
@@ -416,4 +428,26 @@ async fn networks(client: &Client, instance: &Value, namespace: &str) -> Result<
 
 async fn delete(client: &Client, namespace: &str, name: &str, uid: &str) -> Result<bool, Failed> {
     Ok(client.delete(PODS, &Key::new(namespace, name), &Delete::default().uid(uid)).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::{Error, Kind};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_changed_is_not_a_failure() {
+        for (kind, outdated) in [
+            (Kind::Conflict, true),
+            (Kind::Invalid, true),
+            (Kind::Forbidden, false),
+            (Kind::Server, false),
+            (Kind::NotFound, false),
+        ] {
+            assert_eq!(is_outdated(&Error::new(kind, "no")), outdated, "{kind:?}");
+            let left = is_left(&Key::new("n", "pod"), Err(Error::new(kind, "no")));
+            assert_eq!(left, kind != Kind::NotFound, "{kind:?}");
+        }
+    }
 }

@@ -6,7 +6,7 @@
 use super::plan::{Observed, Step};
 use crate::compute::launcher::{NETWORKS, networks_without};
 
-/// The step after which the annotation has none of them.
+/// The step that removes unplugged networks from the annotation.
 pub(super) fn step(observed: &Observed<'_>) -> Option<Step> {
     let instance = observed.instance;
     if instance.is_final() || instance.metadata.deleting() {

@@ -11,6 +11,7 @@ use cluster::{Apply, Cache, Client, Delete, Events, Key, Kind, Outcome, Queue, R
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::check::Provisioner;
 use super::metrics::Metrics;
 use super::status::{self, State};
 use super::{check, render, volumes};
@@ -43,7 +44,7 @@ pub struct Controller {
     objects: Cache<WholeObject>,
     pub(super) daemon_sets: Cache<Component>,
     /// Provisioners of all namespaces.
-    provisioners: Cache<Component>,
+    provisioners: Cache<Provisioner>,
     deployments: Cache<Component>,
     metrics: Arc<Metrics>,
     /// When no volume of upstream's provisioner without CSI was found, for which generation of the object.
@@ -76,9 +77,9 @@ impl Controller {
             })
             .start::<Workload>(client, DAEMON_SETS, &Scope::all().namespace(&settings.namespace));
         let (feed, known) = (queue.clone(), objects.clone());
-        let provisioners = Cache::<Component>::builder()
+        let provisioners = Cache::<Provisioner>::builder()
             .on_change(move |_| known.all().into_iter().for_each(|(key, _)| feed.add(key)))
-            .start::<Workload>(client, DAEMON_SETS, &Scope::all().labels("k8s-app=hostpath-provisioner"));
+            .start::<Value>(client, DAEMON_SETS, &Scope::all().labels("k8s-app=hostpath-provisioner"));
         let (feed, known) = (queue.clone(), objects.clone());
         let deployments = Cache::<Component>::builder()
             .on_change(move |_| known.all().into_iter().for_each(|(key, _)| feed.add(key)))
@@ -251,21 +252,33 @@ impl Controller {
         Ok((state.with_problem(problem), Some(progress.statuses)))
     }
 
-    /// The cluster's problem with a driver. Sidecars without rights are left out: the agents keep the work.
+    /// The cluster's problems with a driver, as one. Sidecars without rights are left out: the agents keep the work.
     async fn problem(&self, driver: &mut Driver, set: &Key) -> Result<Option<(&'static str, String)>> {
+        let mut problems = Vec::new();
         if driver.sidecars != Sidecars::None {
             let user = hostpath::user(&self.settings);
-            let create =
-                Access { verb: "create", version: "v1", resource: "persistentvolumes", ..Access::default() };
-            let asked = User { username: user.clone(), ..User::default() };
-            if !self.client.may(&asked, &create).await?.allowed {
+            if !self.may_make_volumes(&user).await? {
                 driver.sidecars = Sidecars::None;
-                return Ok(Some(check::without_rights(&user)));
+                problems.push(check::without_rights(&user));
             }
         }
-        let all: Vec<(Key, u32)> =
-            self.provisioners.all().into_iter().map(|(key, one)| (key, one.desired)).collect();
-        Ok(check::others(&all, set))
+        let mut others = Vec::new();
+        for (key, one) in self.provisioners.all() {
+            // A DaemonSet of a user may have upstream's label and name, and makes no volumes.
+            if key != *set && one.serves && self.may_make_volumes(&one.user).await? {
+                others.push(key);
+            }
+        }
+        problems.extend(check::others(&others, set));
+        Ok(check::joined(&problems))
+    }
+
+    /// Whether a user may create PersistentVolumes.
+    async fn may_make_volumes(&self, user: &str) -> Result<bool> {
+        let create =
+            Access { verb: "create", version: "v1", resource: "persistentvolumes", ..Access::default() };
+        let asked = User { username: user.to_owned(), ..User::default() };
+        Ok(self.client.may(&asked, &create).await?.allowed)
     }
 
     /// The reason why the driver's DaemonSet is not ready.

@@ -6,8 +6,10 @@ use std::num::NonZeroU64;
 use api::cdi::StorageSpec;
 use api::hostpath::{HostPathProvisioner, HostPathSpec, StoragePool};
 use cluster::Key;
+use serde_json::Value;
 
-use crate::install::hostpath::LEGACY;
+use crate::install;
+use crate::install::hostpath::{DAEMON_SET, LEGACY};
 use crate::install::pools::is_shared;
 
 /// Annotation that chooses the sidecars.
@@ -22,6 +24,8 @@ pub const DEFRAGMENT: &str = "ferrovirt.io/defragment";
 pub const VERSION: &str = "ferrovirt.io/version";
 /// Feature gate of snapshots.
 pub const SNAPSHOTTING: &str = "Snapshotting";
+/// Name of upstream's provisioner without CSI, and of the container of both its provisioners.
+const PROVISIONER: &str = "hostpath-provisioner";
 /// Longest name of a pool, as upstream.
 const LONGEST_NAME: usize = 50;
 /// Longest path, as upstream.
@@ -71,11 +75,37 @@ pub fn without_rights(user: &str) -> (&'static str, String) {
     ("SidecarRightsMissing", text)
 }
 
-/// The other DaemonSets that serve claims of the same provisioners, as the text of a problem; `all` have the label of
-/// upstream's provisioners, `own` is the platform's. One that has no pod serves nothing.
-pub fn others(all: &[(Key, u32)], own: &Key) -> Option<(&'static str, String)> {
-    let mut others: Vec<String> =
-        all.iter().filter(|(key, pods)| key != own && *pods > 0).map(|(key, _)| key.to_string()).collect();
+/// A DaemonSet with the label of upstream's provisioners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provisioner {
+    /// Whether it has name and container of one of upstream's, and pods.
+    pub serves: bool,
+    /// User name of its pods.
+    pub user: String,
+}
+
+impl From<&Value> for Provisioner {
+    fn from(set: &Value) -> Self {
+        let (metadata, pod) = (&set["metadata"], &set["spec"]["template"]["spec"]);
+        let named = [PROVISIONER, DAEMON_SET].iter().any(|name| metadata["name"] == *name);
+        let contains = pod["containers"]
+            .as_array()
+            .is_some_and(|containers| containers.iter().any(|one| one["name"] == PROVISIONER));
+        let pods = set["status"]["desiredNumberScheduled"].as_u64().unwrap_or(0);
+        let account = pod["serviceAccountName"].as_str().filter(|name| !name.is_empty());
+        Self {
+            serves: named && contains && pods > 0,
+            user: install::user(
+                metadata["namespace"].as_str().unwrap_or_default(),
+                account.unwrap_or("default"),
+            ),
+        }
+    }
+}
+
+/// The other DaemonSets that serve claims of the same provisioners as the platform's, `own`, as the text of a problem.
+pub fn others(all: &[Key], own: &Key) -> Option<(&'static str, String)> {
+    let mut others: Vec<String> = all.iter().map(Key::to_string).collect();
     others.sort();
     let text = || {
         format!(
@@ -85,6 +115,13 @@ pub fn others(all: &[(Key, u32)], own: &Key) -> Option<(&'static str, String)> {
         )
     };
     (!others.is_empty()).then(|| ("OtherProvisioner", text()))
+}
+
+/// Problems as one: reason of the first, texts of all.
+pub fn joined(problems: &[(&'static str, String)]) -> Option<(&'static str, String)> {
+    let (reason, _) = problems.first()?;
+    let texts: Vec<&str> = problems.iter().map(|(_, text)| text.as_str()).collect();
+    Some((*reason, texts.join("; ")))
 }
 
 /// The extents of each pool that is to be defragmented.
@@ -247,7 +284,7 @@ fn bad_path(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -337,10 +374,8 @@ mod tests {
         let upstream = Key::new("hpp", "hostpath-provisioner-csi");
         for (all, expected) in [
             (vec![], ""),
-            (vec![(own.clone(), 2)], ""),
-            (vec![(legacy.clone(), 0)], ""),
-            (vec![(own.clone(), 2), (legacy.clone(), 1)], "kubevirt/hostpath-provisioner"),
-            (vec![(legacy, 2), (upstream, 2)], "hpp/hostpath-provisioner-csi, kubevirt/hostpath-provisioner"),
+            (vec![legacy.clone()], "kubevirt/hostpath-provisioner"),
+            (vec![legacy, upstream], "hpp/hostpath-provisioner-csi, kubevirt/hostpath-provisioner"),
         ] {
             let found = others(&all, &own);
             assert_eq!(found.is_none(), expected.is_empty(), "{all:?}");
@@ -348,6 +383,46 @@ mod tests {
                 assert_eq!(reason, "OtherProvisioner");
                 assert!(text.starts_with(&format!("DaemonSet {expected} serves")), "{text}");
             }
+        }
+    }
+
+    #[test]
+    fn a_provisioner_has_upstreams_name_and_container_and_pods() {
+        for (name, container, pods, serves) in [
+            ("hostpath-provisioner", "hostpath-provisioner", 1, true),
+            ("hostpath-provisioner-csi", "hostpath-provisioner", 2, true),
+            ("hostpath-provisioner", "hostpath-provisioner", 0, false),
+            ("hostpath-provisioner", "web", 1, false),
+            ("web", "hostpath-provisioner", 1, false),
+        ] {
+            let set = json!({
+                "metadata": {"namespace": "team", "name": name},
+                "spec": {"template": {"spec": {"containers": [{"name": "first"}, {"name": container}]}}},
+                "status": {"desiredNumberScheduled": pods},
+            });
+            assert_eq!(Provisioner::from(&set).serves, serves, "{set}");
+        }
+        for (account, user) in [
+            (json!(null), "system:serviceaccount:team:default"),
+            (json!("admin"), "system:serviceaccount:team:admin"),
+        ] {
+            let set = json!({
+                "metadata": {"namespace": "team", "name": "hostpath-provisioner"},
+                "spec": {"template": {"spec": {"serviceAccountName": account}}},
+            });
+            assert_eq!(Provisioner::from(&set).user, user);
+        }
+    }
+
+    #[test]
+    fn all_problems_are_reported() {
+        let [rights, other] = [("Rights", "a".to_owned()), ("Other", "b".to_owned())];
+        for (problems, expected) in [
+            (vec![], None),
+            (vec![other.clone()], Some(("Other", "b".to_owned()))),
+            (vec![rights, other], Some(("Rights", "a; b".to_owned()))),
+        ] {
+            assert_eq!(joined(&problems), expected);
         }
     }
 

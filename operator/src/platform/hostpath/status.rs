@@ -17,7 +17,7 @@ pub enum State {
     Degraded(String),
     /// The driver is ready on this number of nodes.
     Deployed(u32),
-    /// The driver is ready; something in the cluster keeps it from what it is to be: reason, and text.
+    /// The driver is ready; a problem of the cluster limits it: reason, and text.
     Impaired(&'static str, String),
     /// Nothing was applied: reason, and text.
     Failed(&'static str, String),
@@ -39,8 +39,14 @@ impl State {
         match self {
             Self::Deploying(missing) => Self::Deploying(format!("{missing}; {text}")),
             Self::Degraded(missing) => Self::Degraded(format!("{missing}; {text}")),
-            Self::Deployed(_) | Self::Keeping(_) | Self::Leaving(_) => Self::Impaired(reason, text),
-            other @ (Self::Impaired(..) | Self::Failed(..) | Self::Waiting(_) | Self::Removing(_)) => other,
+            Self::Deployed(_) => Self::Impaired(reason, text),
+            // What is being done is reported first; the problem follows when it is done.
+            other @ (Self::Keeping(_)
+            | Self::Leaving(_)
+            | Self::Impaired(..)
+            | Self::Failed(..)
+            | Self::Waiting(_)
+            | Self::Removing(_)) => other,
         }
     }
 }
@@ -178,12 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_of_the_cluster_hides_nothing_that_is_worse() {
+    fn a_problem_of_the_cluster_hides_nothing_that_is_worse_or_under_way() {
         let problem = || Some(("OtherProvisioner", "another".to_owned()));
         let impaired = State::Impaired("OtherProvisioner", "another".to_owned());
         for (state, expected) in [
-            (State::Deployed(1), impaired.clone()),
-            (State::Leaving(Vec::new()), impaired),
+            (State::Deployed(1), impaired),
+            (State::Keeping(vec!["pvc-1".to_owned()]), State::Keeping(vec!["pvc-1".to_owned()])),
+            (State::Leaving(Vec::new()), State::Leaving(Vec::new())),
             (State::Deploying("a".to_owned()), State::Deploying("a; another".to_owned())),
             (State::Degraded("a".to_owned()), State::Degraded("a; another".to_owned())),
             (State::Failed("b", "a".to_owned()), State::Failed("b", "a".to_owned())),

@@ -46,8 +46,8 @@ pub struct Observed<'a> {
     pub honors_first_consumer: bool,
     /// Name of a pod that uses the target; only observed before the worker is made that writes to the target itself.
     pub user: Option<&'a str>,
-    /// Whether the claim does not report that the worker starts: its pod was made a moment ago, and most have started by
-    /// the time it would; or its DataVolume shows it ([`shows_start`]).
+    /// Whether the claim does not report that the worker starts: its pod was made at most five seconds ago, and most have
+    /// started by the time it would; or its DataVolume shows it ([`shows_start`]).
     pub young: bool,
 }
 
@@ -499,7 +499,7 @@ pub fn waiting(trouble: &Obstacle) -> [(String, String); 3] {
 }
 
 /// Whether the DataVolume of a claim shows that its importer starts, without annotations of the claim: a write less. A claim
-/// that reports something goes on to do so.
+/// with a report keeps reporting on itself.
 pub fn shows_start(target: &Claim) -> bool {
     target.is_of_data_volume() && target.meta.annotation(names::RUNNING).is_none()
 }
