@@ -380,6 +380,10 @@ impl Controller {
         }
         let key = Key::new(&instance.namespace, &instance.name);
         let mended = interfaces::mend(&self.site, Arc::clone(instance), pod.clone()).await;
+        if mended.is_err() && self.has_ended(instance) {
+            // Its networks are detached at its end: what is missing then is no failure.
+            return Ok(());
+        }
         if let Some((kind, reason, text)) = mended.as_ref().err().and_then(status::interfaces_event) {
             self.events.publish(&self.about(&key, instance), kind, reason, &text);
         }
@@ -390,6 +394,13 @@ impl Controller {
         }
         self.queue.add(key);
         Ok(())
+    }
+
+    /// Whether the launcher of a guest reported its end.
+    fn has_ended(&self, instance: &Instance) -> bool {
+        let guests = self.guests();
+        let guest = guests.get(&instance.uid);
+        guest.is_some_and(|guest| matches!(guest.follower.known.lock().launcher(), Launcher::Ended(_)))
     }
 
     async fn shut_down(&self, instance: &Instance, pod: Option<&Pod>) -> Result<()> {
