@@ -157,13 +157,18 @@ impl Controller {
     /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it,
     /// and the guest in it.
     fn pod_lives(&self, uid: &str) -> bool {
-        let pod = match self.pods.by(self.by_uid, uid).first() {
-            Some((_, pod)) => pod.state(),
+        let pods = self.pods.by(self.by_uid, uid);
+        let known = pods.first().map(|(_, pod)| pod);
+        let pod = match known {
+            Some(pod) => pod.state(),
             None if matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)) => plan::Pod::Gone,
             None => plan::Pod::Unseen,
         };
         let instances = self.instances.all();
-        let instance = instances.iter().find(|(_, instance)| instance.active_pods.contains_key(uid));
+        let is_its = |instance: &Instance| {
+            instance.active_pods.contains_key(uid) && known.is_none_or(|pod| pod.is_of(instance))
+        };
+        let instance = instances.iter().find(|(_, instance)| is_its(instance));
         let phase = Phase::of(instance.and_then(|(_, instance)| instance.phase.as_deref()));
         let guests = self.guests();
         let guest = guests.values().find(|guest| guest.follower.pod == uid);
@@ -215,7 +220,7 @@ impl Controller {
         let here = instance.active_pods.iter().filter(|(_, node)| **node == self.node);
         here.flat_map(|(uid, _)| self.pods.by(self.by_uid, uid))
             .map(|(_, pod)| pod)
-            .find(|pod| pod.instance == instance.uid && pod.namespace == instance.namespace)
+            .find(|pod| pod.is_of(instance))
     }
 
     /// The running pods that hold volumes of a VMI, as the operator recorded them in it.
