@@ -359,15 +359,16 @@ impl Controller {
             return;
         }
         let (kubelet, queue) = (self.site.kubelet.clone(), self.queue.clone());
-        let (key, pod, sums) = (key.clone(), pod.to_owned(), Arc::clone(sums));
+        let (key, pod, sums) = (key.clone(), pod.to_owned(), Arc::downgrade(sums));
         tokio::spawn(async move {
-            match checksums::compute(&kubelet, &pod, files).await {
-                Ok(computed) => {
-                    if sums.set(computed).is_ok() {
+            match checksums::compute(&kubelet, &pod, &files, &sums).await {
+                Ok(Some(computed)) => {
+                    if sums.upgrade().is_some_and(|sums| sums.set(computed).is_ok()) {
                         queue.add(key);
                     }
                 }
-                // Most often the guest has ended.
+                // The guest has ended.
+                Ok(None) => {}
                 Err(error) => {
                     tracing::info!(vmi = %key, error = error.chain(), "the status lacks checksums of images");
                 }
