@@ -56,11 +56,14 @@ pub(super) async fn report(controller: &Controller, sidecars: &Sidecars) {
 
 /// The volumes of the node that have neither a PV nor a claim.
 async fn find(controller: &Controller) -> Result<Vec<String>> {
+    // A claim that goes after the list was read has its volume deleted.
+    let before = controller.claims.all();
     let listed = list(controller).await?;
     let (volumes, claims) = (controller.volumes.all(), controller.claims.all());
     let handles = volumes.iter().filter_map(|(_, volume)| volume.spec.csi.as_ref());
     let handles: BTreeSet<&str> = handles.map(|csi| csi.volume_handle.as_str()).collect();
-    let uids: BTreeSet<&str> = claims.iter().map(|(_, claim)| claim.metadata.uid.as_str()).collect();
+    let uids: BTreeSet<&str> =
+        before.iter().chain(&claims).map(|(_, claim)| claim.metadata.uid.as_str()).collect();
     let mut found = Vec::new();
     for name in unknown(&listed, &handles, &uids) {
         // It may have no label yet.
