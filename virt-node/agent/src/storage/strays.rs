@@ -26,16 +26,20 @@ const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Reports them, once stock csi-provisioner does not make the node's volumes: the claims that it serves need no label.
 pub(super) async fn report(controller: &Controller, sidecars: &Sidecars) {
     sidecars.wait_until_absent().await;
+    let mut is_first = true;
     let found = loop {
         match find(controller).await {
             Ok(found) => break found,
+            Err(error) if is_first => {
+                let error = error.chain();
+                tracing::info!(error, "cannot compare the node's volumes with their objects yet; retrying");
+            }
             Err(error) => {
-                tracing::debug!(
-                    error = error.chain(),
-                    "cannot compare the node's volumes with their objects"
-                );
+                let error = error.chain();
+                tracing::debug!(error, "cannot compare the node's volumes with their objects; retrying");
             }
         }
+        is_first = false;
         tokio::time::sleep(POLL_INTERVAL).await;
     };
     if found.is_empty() {
