@@ -49,7 +49,7 @@ pub(super) async fn report(controller: &Controller, sidecars: &Sidecars) {
         "volumes of the node's pools have neither a PersistentVolume nor a claim, and keep their room: {}",
         named(&found)
     );
-    tracing::warn!(volumes = ?found, "volumes have neither a PersistentVolume nor a claim");
+    tracing::warn!(volumes = named(&found), "volumes have neither a PersistentVolume nor a claim");
     controller.events.publish(
         &about_node(&controller.node),
         Type::Warning,
