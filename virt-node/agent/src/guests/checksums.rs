@@ -85,8 +85,8 @@ impl Checksums {
     }
 }
 
-/// Computes the checksums of files that the launcher of a pod has, for a cell that the guest's state holds; `None`: the cell is
-/// gone, and the guest with it. A failure is tried again a few times.
+/// Computes the checksums of files that the launcher of a pod has, for a cell that the guest's state holds; `None`: the
+/// cell is gone, and the guest with it. A failure is tried again a few times.
 ///
 /// # Errors
 /// The launcher does not answer, or a file cannot be read.

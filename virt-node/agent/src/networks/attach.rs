@@ -441,8 +441,8 @@ impl Drop for Detaching {
     }
 }
 
-/// Removes the guest's side of an attachment, if its network namespace exists: a plugin may look for the interface by name at
-/// DEL, and finds a dummy or nothing otherwise. On the node.
+/// Removes the guest's side of an attachment, if its network namespace exists: a plugin may look for the interface by
+/// name at DEL, and finds a dummy or nothing otherwise. On the node.
 fn unwire(entry: &Entry) {
     let Some(result) = &entry.result else { return };
     let (path, interface) = (entry.namespace.as_path(), entry.if_name.as_str());
