@@ -159,7 +159,7 @@ fn grown(space: &Space, claim: &str) -> ([Value; 2], BTreeSet<String>) {
 }
 
 /// A volume that is restored from a claim's snapshot, and a clone of the claim: their claims, their PVs, and the texts of
-/// their events. What protects the sources goes.
+/// their events. The finalizers of the sources are removed.
 fn copied(space: &Space, claim: &str) -> (Vec<Value>, Vec<BTreeSet<String>>) {
     let (mut objects, mut texts) = (Vec::new(), Vec::new());
     for (what, source) in [

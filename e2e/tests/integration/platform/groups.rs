@@ -101,7 +101,8 @@ fn make_stray() {
         }],
         ..Default::default()
     };
-    PLACE.cluster.run(async { driver().await.create_volume(request).await }).unwrap();
+    let mut driver = driver();
+    PLACE.cluster.run(driver.create_volume(request)).unwrap();
 }
 
 /// The next agent reports it and leaves it alone.
@@ -115,7 +116,8 @@ fn stray_is_reported(namespace: &str) {
     let request = csi::DeleteVolumeRequest { volume_id: STRAY.to_owned(), ..Default::default() };
     let folder = PLACE.cluster.node_path(&format!("{}/{STRAY}", e2e::storage::POOL)).unwrap();
     assert!(folder.is_dir(), "it is left alone");
-    PLACE.cluster.run(async { driver().await.delete_volume(request).await }).unwrap();
+    let mut driver = driver();
+    PLACE.cluster.run(driver.delete_volume(request)).unwrap();
 }
 
 #[test]

@@ -95,7 +95,9 @@ pub(super) fn is_all_that_an_agent_writes(namespace: &str, claim: &str, volume: 
     for (kind, name) in [(CLAIMS, claim), (VOLUMES, volume)] {
         agent.patch(kind, name, &note()).unwrap();
     }
-    assert!(agent.patch(CLAIMS, claim, &json!({"spec": {"volumeMode": "Block"}})).is_err());
+    // A change that users may make.
+    let larger = json!({"spec": {"resources": {"requests": {"storage": "1Ti"}}}});
+    refused(agent.patch(CLAIMS, claim, &larger), "may not change the spec of a claim");
     claims(&agent);
     volumes(&agent);
     contents(&agent);

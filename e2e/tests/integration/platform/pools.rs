@@ -168,7 +168,8 @@ fn a_claim_of_a_legacy_class_gets_a_volume_of_the_driver() {
 }
 
 /// The driver, by its socket; another test may have its pod replaced at the moment.
-pub(crate) async fn driver() -> ControllerClient<Channel> {
+#[track_caller]
+pub(crate) fn driver() -> ControllerClient<Channel> {
     let folder = PLACE.cluster.node_path("/var/lib/kubelet/plugins/csi-hostpath").unwrap();
     let folder = Arc::new(fs::File::open(folder).unwrap());
     // The socket's own path is too long.
@@ -182,8 +183,8 @@ pub(crate) async fn driver() -> ControllerClient<Channel> {
             stream.map(TokioIo::new)
         }
     });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-    ControllerClient::new(channel.unwrap())
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector);
+    ControllerClient::new(PLACE.cluster.run(channel).unwrap())
 }
 
 /// A client as a backup program makes it, by the driver's SnapshotMetadataService; its host is at this address.
@@ -296,7 +297,8 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
             name: id.to_owned(),
             ..Default::default()
         };
-        let made = PLACE.cluster.run(async { driver().await.create_snapshot(request).await }).unwrap();
+        let mut driver = driver();
+        let made = PLACE.cluster.run(driver.create_snapshot(request)).unwrap();
         made.into_inner().snapshot.unwrap().snapshot_id
     };
     write(0);
@@ -368,7 +370,8 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
         let content = format!("{namespace}-{name}");
         PLACE.kubectl(&["delete", "volumesnapshotcontent", &content, "--ignore-not-found"]).unwrap();
         let request = csi::DeleteSnapshotRequest { snapshot_id: id, ..Default::default() };
-        PLACE.cluster.run(async { driver().await.delete_snapshot(request).await }).unwrap();
+        let mut driver = driver();
+        PLACE.cluster.run(driver.delete_snapshot(request)).unwrap();
     }
     PLACE.kubectl(&["-n", namespace, "delete", "pvc", "--all"]).unwrap();
     PLACE.until(namespace, "the volume is deleted", || (!Path::new(&file).exists()).then_some(()));

@@ -1,5 +1,5 @@
 //! The pools of a `HostPathProvisioner`: the driver runs where the object places it, a second pool and one on a claim's device
-//! are added, volumes outlive a change of sidecars, what stands in the way is reported, and a deletion waits for volumes and
+//! are added, volumes outlive a change of sidecars, obstacles are reported, and a deletion waits for volumes and
 //! names them.
 
 use std::fs;

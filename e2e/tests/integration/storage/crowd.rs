@@ -61,7 +61,7 @@ fn many_data_volumes_at_once_are_imported_with_few_writes_each() {
         let progress = timeline.states("Progress", name);
         let waited = space.events(name).iter().any(|(reason, _)| reason.starts_with("Provisioning"));
         println!("{name}: {} writes, waited for the driver: {waited}, progress: {progress:?}", writes.len());
-        // Beside other work also the wait for a slow start.
+        // Small counts run next to other tests: one more write for a slow start.
         let most = WRITES + progress.len() + usize::from(!soak && waited);
         assert!(!writes.is_empty() && writes.len() <= most, "{name}, waited: {waited}: {writes:#?}");
     }

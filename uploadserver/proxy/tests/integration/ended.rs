@@ -1,34 +1,24 @@
 //! The end of the proxy: it waits for uploads, and for no connection that a client merely keeps.
 
-use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use crate::support::proxy::Proxy;
 use crate::support::server::MIB;
-use crate::support::server::client::Client;
 
 const ASYNC: &str = "/v1beta1/upload-async";
-
-fn connect(port: u16) -> TcpStream {
-    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()
-}
 
 /// The longest wait is that for the rest of a head, 10 s.
 #[test]
 fn sigterm_ends_the_proxy_while_clients_keep_their_connections() {
-    let mut proxy = Proxy::complete();
-    let (polls, downloads) = (proxy.port_of("polls").unwrap(), proxy.port_of("downloads").unwrap());
+    let mut proxy = Proxy::new();
     let mut kept = proxy.client();
     assert_eq!(kept.request("GET", "/healthz", &[], b"").status, 200);
     let mut unfinished = proxy.client();
     unfinished.send(b"GET /healthz HT").unwrap();
-    let silent = [proxy.port(), polls, downloads].map(connect);
-    let poller = proxy.authority.sign("poller");
-    let mut poller = Client::new(connect(polls), Some(&poller)).unwrap();
-    assert_eq!(poller.request("GET", "/", &[], b"").status, 403);
+    let silent = proxy.connect().unwrap();
     proxy.terminate();
     assert!(proxy.ends_within(Duration::from_secs(15)), "{}", proxy.log());
-    drop((kept, unfinished, silent, poller));
+    drop((kept, unfinished, silent));
 }
 
 #[test]

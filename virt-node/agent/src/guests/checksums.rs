@@ -1,17 +1,19 @@
 //! Checksums of the files from images that a guest is started with: its containerDisks, its kernel and its initrd. As
 //! upstream, CRC-32 of the whole file, for the status of the VMI.
 //!
-//! They are computed once for each start, when the guest had time to boot, and one guest of the node after the other.
+//! They are computed once for each start, some seconds after it, and one guest of the node after the other. A computation
+//! stops when its guest is gone.
 //!
 //! Not here: how the files are shown to the launcher ([`super::disks`]).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use api::kubevirt::{BootFileStatus, VirtualMachineInstanceSpec, VirtualMachineInstanceStatus as Status};
+use rustix::fs::{Advice, fadvise};
 use tokio::sync::Semaphore;
 use virt::pod as place;
 
@@ -20,8 +22,10 @@ use crate::error::{Error, Kind, Result};
 use crate::pods::process::Process;
 use crate::pods::{PodDirectory, mount};
 
-/// How long a guest has its image to itself.
+/// Time from the guest's start, or from a failure, to the computation.
 const DELAY: Duration = Duration::from_secs(10);
+/// How often the checksums of a guest are tried.
+const ATTEMPTS: usize = 4;
 /// Longest file that has a checksum, in bytes: reading it takes the node's disk for minutes.
 const LENGTH_MAX: u64 = 64 << 30;
 /// Bytes of one read.
@@ -81,53 +85,90 @@ impl Checksums {
     }
 }
 
-/// Computes the checksums of files that the launcher of a pod has.
+/// Computes the checksums of files that the launcher of a pod has, for a cell that the guest's state holds; `None`: the
+/// cell is gone, and the guest with it. A failure is tried again a few times.
 ///
 /// # Errors
-/// The launcher is gone, or a file cannot be read.
-pub(crate) async fn compute(kubelet: &Path, pod: &str, files: Files) -> Result<Checksums> {
-    tokio::time::sleep(DELAY).await;
+/// The launcher does not answer, or a file cannot be read.
+pub(crate) async fn compute(
+    kubelet: &Path,
+    pod: &str,
+    files: &[(Role, String)],
+    cell: &Weak<OnceLock<Checksums>>,
+) -> Result<Option<Checksums>> {
+    let mut attempt = 1;
+    loop {
+        tokio::time::sleep(DELAY).await;
+        match once(kubelet, pod, files, cell).await {
+            Err(_) if cell.strong_count() == 0 => return Ok(None),
+            Err(error) if attempt < ATTEMPTS => {
+                tracing::debug!(pod, error = error.chain(), "cannot compute checksums of images; retrying");
+            }
+            computed => return computed,
+        }
+        attempt += 1;
+    }
+}
+
+/// One attempt, when no other guest's files are read.
+async fn once(
+    kubelet: &Path,
+    pod: &str,
+    files: &[(Role, String)],
+    cell: &Weak<OnceLock<Checksums>>,
+) -> Result<Option<Checksums>> {
     let _turn = TURN.acquire().await;
+    if cell.strong_count() == 0 {
+        return Ok(None);
+    }
     let gone = || Error::new(Kind::Launcher, format!("pod {pod} has no directory"));
     let directory = Arc::new(PodDirectory::open(kubelet, pod)?.ok_or_else(gone)?);
     let (_, launcher) = Talk::open(&directory).await?;
-    let computed = tokio::task::spawn_blocking(move || all(&launcher, files)).await;
+    let (files, cell) = (files.to_vec(), cell.clone());
+    let work = move || all(&launcher, files, &|| cell.strong_count() > 0);
+    let computed = tokio::task::spawn_blocking(work).await;
     computed.unwrap_or_else(|_| Err(Error::new(Kind::System, "a checksum was aborted: the thread panicked")))
 }
 
-/// The checksums of files, on a thread that may wait.
-fn all(launcher: &Process, files: Files) -> Result<Checksums> {
+/// The checksums of files, on a thread that may wait; `None`: they are not wanted any more.
+fn all(launcher: &Process, files: Files, is_wanted: &dyn Fn() -> bool) -> Result<Option<Checksums>> {
     let mut known = Vec::new();
     for (role, name) in files {
+        if !is_wanted() {
+            return Ok(None);
+        }
         let missing = || Error::new(Kind::Launcher, format!("{name} is not shown to the launcher any more"));
         let disk = mount::find(launcher, place::CONTAINER_DISKS, &name)?.ok_or_else(missing)?;
         let unread = |error: io::Error| Error::system(format!("cannot read {name}"), error);
         let file = disk.open(false).map_err(|error| unread(error.into()))?;
-        if let Some(checksum) = of(file).map_err(unread)? {
+        if let Some(checksum) = of(file, is_wanted).map_err(unread)? {
             known.push((role, checksum));
         }
     }
-    Ok(Checksums(known))
+    Ok(is_wanted().then_some(Checksums(known)))
 }
 
-/// The checksum of a file; none if it is too long.
-fn of(file: File) -> io::Result<Option<u32>> {
-    match file.metadata()?.len() <= LENGTH_MAX {
-        true => sum(file).map(Some),
-        false => Ok(None),
+/// The checksum of a file; none if it is too long, or not wanted any more.
+fn of(file: File, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<u32>> {
+    if file.metadata()?.len() > LENGTH_MAX {
+        return Ok(None);
     }
+    // Pages that are read once push none of the node's out; advice that is refused costs memory and nothing else.
+    let _ = fadvise(&file, 0, None, Advice::NoReuse);
+    sum(file, is_wanted)
 }
 
-fn sum(mut bytes: impl Read) -> io::Result<u32> {
+fn sum(mut bytes: impl Read, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<u32>> {
     let (mut hasher, mut piece) = (crc32fast::Hasher::new(), vec![0; PIECE]);
-    loop {
+    while is_wanted() {
         match bytes.read(&mut piece) {
-            Ok(0) => return Ok(hasher.finalize()),
+            Ok(0) => return Ok(Some(hasher.finalize())),
             Ok(length) => hasher.update(piece.get(..length).unwrap_or_default()),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -179,13 +220,28 @@ mod tests {
     #[test]
     fn a_checksum_is_the_crc_32_of_all_bytes() {
         // The check value of CRC-32/ISO-HDLC, which Go calls IEEE.
-        assert_eq!(sum(&b"123456789"[..]).unwrap(), 0xcbf4_3926);
+        assert_eq!(sum(&b"123456789"[..], &|| true).unwrap(), Some(0xcbf4_3926));
         let long = tempfile::NamedTempFile::new().unwrap();
         let content = vec![7_u8; 2 * PIECE + 1];
         std::fs::write(long.path(), &content).unwrap();
         let whole = crc32fast::hash(&content);
-        assert_eq!(of(File::open(long.path()).unwrap()).unwrap(), Some(whole));
+        assert_eq!(of(File::open(long.path()).unwrap(), &|| true).unwrap(), Some(whole));
         long.as_file().set_len(LENGTH_MAX + 1).unwrap();
-        assert_eq!(of(File::open(long.path()).unwrap()).unwrap(), None, "it is too long");
+        let too_long = of(File::open(long.path()).unwrap(), &|| true).unwrap();
+        assert_eq!(too_long, None);
+    }
+
+    #[tokio::test]
+    async fn a_computation_stops_when_its_guest_is_gone() {
+        let left = std::cell::Cell::new(3_u32);
+        let is_wanted = || left.replace(left.get().saturating_sub(1)) > 0;
+        assert_eq!(sum(io::repeat(0), &is_wanted).unwrap(), None, "in the middle of a file");
+        let kubelet = tempfile::tempdir().unwrap();
+        let cell = Arc::new(OnceLock::new());
+        let pod = "0a1b2c3d-0000-4000-8000-00000000000f";
+        let watched = Arc::downgrade(&cell);
+        assert!(once(kubelet.path(), pod, &[], &watched).await.is_err(), "the pod has no directory");
+        drop(cell);
+        assert_eq!(once(kubelet.path(), pod, &[], &watched).await.unwrap(), None, "it is not looked for");
     }
 }

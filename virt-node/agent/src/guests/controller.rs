@@ -157,13 +157,18 @@ impl Controller {
     /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it,
     /// and the guest in it.
     fn pod_lives(&self, uid: &str) -> bool {
-        let pod = match self.pods.by(self.by_uid, uid).first() {
-            Some((_, pod)) => pod.state(),
+        let pods = self.pods.by(self.by_uid, uid);
+        let known = pods.first().map(|(_, pod)| pod);
+        let pod = match known {
+            Some(pod) => pod.state(),
             None if matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)) => plan::Pod::Gone,
             None => plan::Pod::Unseen,
         };
         let instances = self.instances.all();
-        let instance = instances.iter().find(|(_, instance)| instance.active_pods.contains_key(uid));
+        let is_its = |instance: &Instance| {
+            instance.active_pods.contains_key(uid) && known.is_none_or(|pod| pod.is_of(instance))
+        };
+        let instance = instances.iter().find(|(_, instance)| is_its(instance));
         let phase = Phase::of(instance.and_then(|(_, instance)| instance.phase.as_deref()));
         let guests = self.guests();
         let guest = guests.values().find(|guest| guest.follower.pod == uid);
@@ -215,7 +220,7 @@ impl Controller {
         let here = instance.active_pods.iter().filter(|(_, node)| **node == self.node);
         here.flat_map(|(uid, _)| self.pods.by(self.by_uid, uid))
             .map(|(_, pod)| pod)
-            .find(|pod| pod.instance == instance.uid && pod.namespace == instance.namespace)
+            .find(|pod| pod.is_of(instance))
     }
 
     /// The running pods that hold volumes of a VMI, as the operator recorded them in it.
@@ -354,15 +359,16 @@ impl Controller {
             return;
         }
         let (kubelet, queue) = (self.site.kubelet.clone(), self.queue.clone());
-        let (key, pod, sums) = (key.clone(), pod.to_owned(), Arc::clone(sums));
+        let (key, pod, sums) = (key.clone(), pod.to_owned(), Arc::downgrade(sums));
         tokio::spawn(async move {
-            match checksums::compute(&kubelet, &pod, files).await {
-                Ok(computed) => {
-                    if sums.set(computed).is_ok() {
+            match checksums::compute(&kubelet, &pod, &files, &sums).await {
+                Ok(Some(computed)) => {
+                    if sums.upgrade().is_some_and(|sums| sums.set(computed).is_ok()) {
                         queue.add(key);
                     }
                 }
-                // Most often the guest has ended.
+                // The guest has ended.
+                Ok(None) => {}
                 Err(error) => {
                     tracing::info!(vmi = %key, error = error.chain(), "the status lacks checksums of images");
                 }
@@ -380,6 +386,10 @@ impl Controller {
         }
         let key = Key::new(&instance.namespace, &instance.name);
         let mended = interfaces::mend(&self.site, Arc::clone(instance), pod.clone()).await;
+        if mended.is_err() && self.has_ended(instance) {
+            // Its networks are detached at its end: what is missing then is no failure.
+            return Ok(());
+        }
         if let Some((kind, reason, text)) = mended.as_ref().err().and_then(status::interfaces_event) {
             self.events.publish(&self.about(&key, instance), kind, reason, &text);
         }
@@ -390,6 +400,13 @@ impl Controller {
         }
         self.queue.add(key);
         Ok(())
+    }
+
+    /// Whether the launcher of a guest reported its end.
+    fn has_ended(&self, instance: &Instance) -> bool {
+        let guests = self.guests();
+        let guest = guests.get(&instance.uid);
+        guest.is_some_and(|guest| matches!(guest.follower.known.lock().launcher(), Launcher::Ended(_)))
     }
 
     async fn shut_down(&self, instance: &Instance, pod: Option<&Pod>) -> Result<()> {

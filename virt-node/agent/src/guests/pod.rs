@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use virt::pod::{CONSOLE_LOGGER, STATE_VOLUME};
 
+use super::instance::Instance;
 use super::plan;
 use crate::networks::{STATUS, STATUS_MAX};
 
@@ -55,6 +56,11 @@ impl Pod {
             (None, "Failed") => plan::Pod::Ended(1),
             (None, _) => plan::Pod::Alive,
         }
+    }
+
+    /// Whether it claims to belong to this VMI, and is in its namespace.
+    pub(crate) fn is_of(&self, instance: &Instance) -> bool {
+        self.instance == instance.uid && self.namespace == instance.namespace
     }
 
     /// Whether it asked for a device.
@@ -303,6 +309,13 @@ mod tests {
         .unwrap();
         let pod = Pod::from(&written);
         assert_eq!((pod.instance.as_str(), pod.state()), ("v", plan::Pod::Alive));
+        let instance = |namespace: &str, uid: &str| Instance {
+            namespace: namespace.to_owned(),
+            uid: uid.to_owned(),
+            ..Instance::default()
+        };
+        assert!(pod.is_of(&instance("n", "v")));
+        assert!(!pod.is_of(&instance("other", "v")) && !pod.is_of(&instance("n", "other")));
         assert!(pod.host_network);
         assert_eq!(pod.network_status.as_ref().unwrap().len(), STATUS_MAX + 1);
         assert_eq!(

@@ -358,6 +358,7 @@ impl Networks {
         self.node.inside(|| {
             let mut failed = None;
             for entry in entries.iter().rev() {
+                unwire(entry);
                 failed = self.leave(entry).err().or(failed);
             }
             failed.map_or(Ok(()), Err)
@@ -437,6 +438,23 @@ impl Drop for Detaching {
     fn drop(&mut self) {
         self.networks.work().detaching.remove(&self.uid);
         self.networks.free.notify_all();
+    }
+}
+
+/// Removes the guest's side of an attachment, if its network namespace exists: a plugin may look for the interface by
+/// name at DEL, and finds a dummy or nothing otherwise. On the node.
+fn unwire(entry: &Entry) {
+    let Some(result) = &entry.result else { return };
+    let (path, interface) = (entry.namespace.as_path(), entry.if_name.as_str());
+    let unwired = Namespace::find(path).map_err(Error::from).and_then(|namespace| {
+        if namespace.is_some_and(|namespace| entry.is_in(&namespace)) {
+            guest::network::unwire(path, interface, result)?;
+        }
+        Ok(())
+    });
+    if let Err(error) = unwired {
+        let pod = entry.container_id.as_str();
+        tracing::debug!(pod, interface, error = error.chain(), "cannot unwire an interface before DEL");
     }
 }
 

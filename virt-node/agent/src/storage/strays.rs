@@ -26,16 +26,20 @@ const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Reports them, once stock csi-provisioner does not make the node's volumes: the claims that it serves need no label.
 pub(super) async fn report(controller: &Controller, sidecars: &Sidecars) {
     sidecars.wait_until_absent().await;
+    let mut is_first = true;
     let found = loop {
         match find(controller).await {
             Ok(found) => break found,
+            Err(error) if is_first => {
+                let error = error.chain();
+                tracing::info!(error, "cannot compare the node's volumes with their objects yet; retrying");
+            }
             Err(error) => {
-                tracing::debug!(
-                    error = error.chain(),
-                    "cannot compare the node's volumes with their objects"
-                );
+                let error = error.chain();
+                tracing::debug!(error, "cannot compare the node's volumes with their objects; retrying");
             }
         }
+        is_first = false;
         tokio::time::sleep(POLL_INTERVAL).await;
     };
     if found.is_empty() {
@@ -45,7 +49,7 @@ pub(super) async fn report(controller: &Controller, sidecars: &Sidecars) {
         "volumes of the node's pools have neither a PersistentVolume nor a claim, and keep their room: {}",
         named(&found)
     );
-    tracing::warn!(volumes = ?found, "volumes have neither a PersistentVolume nor a claim");
+    tracing::warn!(volumes = named(&found), "volumes have neither a PersistentVolume nor a claim");
     controller.events.publish(
         &about_node(&controller.node),
         Type::Warning,
@@ -56,11 +60,14 @@ pub(super) async fn report(controller: &Controller, sidecars: &Sidecars) {
 
 /// The volumes of the node that have neither a PV nor a claim.
 async fn find(controller: &Controller) -> Result<Vec<String>> {
+    // A claim that goes after the list was read has its volume deleted.
+    let before = controller.claims.all();
     let listed = list(controller).await?;
     let (volumes, claims) = (controller.volumes.all(), controller.claims.all());
     let handles = volumes.iter().filter_map(|(_, volume)| volume.spec.csi.as_ref());
     let handles: BTreeSet<&str> = handles.map(|csi| csi.volume_handle.as_str()).collect();
-    let uids: BTreeSet<&str> = claims.iter().map(|(_, claim)| claim.metadata.uid.as_str()).collect();
+    let uids: BTreeSet<&str> =
+        before.iter().chain(&claims).map(|(_, claim)| claim.metadata.uid.as_str()).collect();
     let mut found = Vec::new();
     for name in unknown(&listed, &handles, &uids) {
         // It may have no label yet.

@@ -295,20 +295,24 @@ async fn console(client: Stream, guest: UnixStream) -> io::Result<()> {
 }
 
 /// Moves bytes of a guest to a client until the guest's end. The first after a pause are sent at once, those that follow
-/// others within [`GATHER`] together.
+/// others within [`GATHER`] together; those before an error as well.
 async fn gather(
     guest: &mut (impl AsyncRead + Unpin),
     client: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
     let mut piece = Vec::with_capacity(BUFFER);
     let mut sent: Option<Instant> = None;
+    let mut failed = None;
     let mut is_open = guest.read_buf(&mut piece).await? > 0;
     while is_open {
         if sent.is_some_and(|sent| sent.elapsed() < GATHER) {
             let until = Instant::now() + GATHER;
             while is_open && piece.len() < BUFFER && Instant::now() < until {
                 let Ok(read) = timeout_at(until, guest.read_buf(&mut piece)).await else { break };
-                is_open = read? > 0;
+                match read {
+                    Ok(length) => is_open = length > 0,
+                    Err(error) => (is_open, failed) = (false, Some(error)),
+                }
             }
         }
         client.write_all(&piece).await?;
@@ -317,7 +321,7 @@ async fn gather(
         sent = Some(Instant::now());
         is_open = is_open && guest.read_buf(&mut piece).await? > 0;
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Moves datagrams until the client's stream ends. A datagram that the guest's port refuses is lost, as in any network.
@@ -380,6 +384,8 @@ fn upgrade<W: Future<Output = io::Result<()>> + Send>(
 mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll};
+
+    use tokio::io::ReadBuf;
 
     use super::*;
 
@@ -496,6 +502,31 @@ mod tests {
         let pauses = begun.elapsed().as_micros() / GATHER.as_micros();
         let full = COUNT / BUFFER;
         assert!(client.0.len() as u128 <= pauses + full as u128 + 2, "{} pieces", client.0.len());
+    }
+
+    /// A guest that prints a byte at each read, and whose console breaks then.
+    struct Breaks(Vec<u8>);
+
+    impl AsyncRead for Breaks {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            into: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let Some(byte) = self.get_mut().0.pop() else {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            };
+            into.put_slice(&[byte]);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_before_a_console_breaks_are_sent() {
+        let mut client = Pieces::default();
+        let broken = gather(&mut Breaks(b"cba".to_vec()), &mut client).await.unwrap_err();
+        assert_eq!(broken.kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(client.0.concat(), b"abc");
     }
 
     #[tokio::test]

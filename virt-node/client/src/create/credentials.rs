@@ -28,7 +28,7 @@ pub(super) struct Options {
     access_cred: Vec<String>,
 }
 
-/// What the flags ask for.
+/// Access credentials of a VM, and their needs for cloud-init.
 #[derive(Debug, Default)]
 pub(super) struct Credentials {
     /// `accessCredentials` of the template.

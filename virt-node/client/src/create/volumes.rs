@@ -17,8 +17,8 @@ pub(super) struct Options {
     #[arg(long, value_name = "PARAMETERS")]
     volume_pvc: Vec<String>,
     /// New volume: type:TYPE[,size:SIZE][,name:NAME][,bootorder:N] and the source's parameters. Types: blank; http, s3,
-    /// gcs, registry (url:URL[,secretref:SECRET]; but for gcs, certconfigmap:CONFIGMAP); registry also pullmethod:pod|node
-    /// and imagestream:NAME in place of url; pvc, snapshot, ds (src:[NAMESPACE/]NAME)
+    /// gcs, registry (url:URL[,secretref:SECRET][,certconfigmap:CONFIGMAP], the last one not for gcs); registry also
+    /// pullmethod:pod|node and imagestream:NAME in place of url; pvc, snapshot, ds (src:[NAMESPACE/]NAME)
     #[arg(long, value_name = "PARAMETERS")]
     volume_import: Vec<String>,
     /// Sysprep answers: src:NAME[,type:configMap|secret]

@@ -29,19 +29,6 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     pub(crate) fn new() -> Self {
-        Self::with(&[])
-    }
-
-    /// A proxy that polls sources and serves downloads, too, at ports that its log names.
-    pub(crate) fn complete() -> Self {
-        Self::with(&[
-            ("POLL_LISTEN", "127.0.0.1:0"),
-            ("POLL_CLIENT_CA_FILE", "authority.crt"),
-            ("DOWNLOADS_LISTEN", "127.0.0.1:0"),
-        ])
-    }
-
-    fn with(variables: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (private, public) = key_pair();
         let cluster = Cluster::start(&private);
@@ -53,14 +40,12 @@ impl Proxy {
         fs::write(path("hosts"), "").unwrap();
         let bundle = json!({"data": {"ca-bundle.crt": authority.certificate()}});
         cluster.put("/api/v1/namespaces/cdi/configmaps/cdi-uploadserver-signer-bundle", bundle);
-        fs::write(path("authority.crt"), authority.certificate()).unwrap();
         put_certificate(folder.path(), "server", &authority, "proxy");
         put_certificate(folder.path(), "client", &authority, CLIENT);
         let process = Command::new(env!("CARGO_BIN_EXE_uploadproxy"))
             .arg("-v=1")
             .current_dir(folder.path())
             .env_clear()
-            .envs(variables.iter().copied())
             .envs([
                 ("KUBECONFIG", path("kubeconfig")),
                 ("SERVER_CERT_FILE", path("server.crt")),
@@ -83,15 +68,15 @@ impl Proxy {
         while proxy.port == 0 {
             assert!(begun.elapsed() < Duration::from_secs(30), "it does not listen\n{}", proxy.log());
             std::thread::sleep(Duration::from_millis(20));
-            proxy.port = proxy.port_of("uploads").unwrap_or(0);
+            proxy.port = proxy.named_port().unwrap_or(0);
         }
         proxy
     }
 
-    /// The port for a kind of requests, once the log names it.
-    pub(crate) fn port_of(&self, requests: &str) -> Option<u16> {
+    /// The port for uploads, once the log names it.
+    fn named_port(&self) -> Option<u16> {
         let log = self.log();
-        let (_, port) = log.split_once(&format!("waiting for {requests} address=127.0.0.1:"))?;
+        let (_, port) = log.split_once("waiting for uploads address=127.0.0.1:")?;
         port.split_once('\n')?.0.parse().ok()
     }
 

@@ -27,6 +27,7 @@ ADD)
 DEL)
     [ "$(field mode)" != stuck ] || exit 1
     [ "$(field mode)" != hang ] || exec sleep 60
+    [ "$(field mode)" != by-name ] || exec nsenter --net="$CNI_NETNS" ip link del "$CNI_IFNAME"
     ip link del "$host" 2>/dev/null
     exit 0
     ;;

@@ -146,8 +146,6 @@ fn every_form_of_a_definition_is_attached_or_refused_with_a_reason() {
             assert_eq!((lease.gateway, lease.routes.len()), (Some(Ipv4Addr::new(192, 0, 2, 1)), 1));
         }
         pod.sweep(&|_| false);
-        inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").bridge)));
-        inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").tap)));
         *pod.cluster.written.lock().unwrap() = None;
         pod.calls();
     }
@@ -329,6 +327,21 @@ fn an_agent_waits_for_the_one_before_it_and_removes_its_unfinished_files() {
     begun.recv_timeout(Duration::from_secs(10)).unwrap();
     assert!(unfinished.iter().all(|file| !file.exists()));
     drop(waiting.join().unwrap());
+}
+
+#[test]
+fn a_plugin_finds_its_interface_by_name_at_the_end_of_a_guest() {
+    let pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({"mode": "by-name"})));
+    pod.wire(spec(&["blue"])).unwrap();
+    assert_eq!(pod.on_node().len(), 1);
+    // The guest has ended; its pod and the namespace are still there.
+    pod.sweep(&|_| false);
+    assert_eq!((pod.kept(), pod.on_node()), (0, vec![]));
+    let (shown, names) = (pod.snapshot(), Names::secondary("blue"));
+    for link in [&names.pod, &names.port, &names.bridge, &names.tap] {
+        assert!(!shown.contains(link.as_str()), "{link} is left: {shown}");
+    }
 }
 
 #[test]
