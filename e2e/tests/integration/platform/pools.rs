@@ -183,8 +183,8 @@ pub(crate) fn driver() -> ControllerClient<Channel> {
             stream.map(TokioIo::new)
         }
     });
-    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector);
-    ControllerClient::new(PLACE.cluster.run(channel).unwrap())
+    let endpoint = Endpoint::from_static("http://localhost");
+    ControllerClient::new(PLACE.cluster.run(endpoint.connect_with_connector(connector)).unwrap())
 }
 
 /// A client as a backup program makes it, by the driver's SnapshotMetadataService; its host is at this address.
