@@ -39,7 +39,7 @@ impl Handover {
         Ok(Self { sender, receiver })
     }
 
-    /// Offers the listening socket to the next worker, whose standard input the answer is.
+    /// Offers the listening socket to the next worker; the answer is its standard input.
     pub(crate) fn offer(&self, listener: &UnixListener) -> io::Result<OwnedFd> {
         send(self.sender.as_fd(), SOCKETS, &[listener.as_fd(), self.sender.as_fd()])?;
         self.receiver.try_clone()
