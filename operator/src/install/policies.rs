@@ -257,7 +257,7 @@ fn launchers(settings: &Settings) -> [Value; 2] {
     )
 }
 
-/// The policy of ClusterRoles: the operator has the verb `escalate` for those whose label it changes, each its own.
+/// The policy of ClusterRoles: the operator has the verb `escalate` for [`roles::COMPUTE_ROLES`], and changes one label of each.
 fn labels_of_roles(settings: &Settings) -> [Value; 2] {
     let labels = roles::COMPUTE_ROLES.map(|(_, to)| format!("{}{to}", user_roles::AGGREGATE));
     let check = |expression: String| {

@@ -1,5 +1,5 @@
-//! `HostPathProvisioner` and the volumes that the node agent makes: the objects of both, and what is refused. Not here: what
-//! an agent may write ([`super::own_node`]).
+//! `HostPathProvisioner` and the volumes that the node agent makes: the objects of both, and refusals. Not here: the limits of
+//! an agent's writes ([`super::own_node`]).
 
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use cluster::{Key, Outcome, Result, Scope};
 use serde_json::Value;
 use virt::time;
 
-use super::warnings::{Known, NOT_PROVISIONED, PAUSE, Warnings};
+use super::warnings::{Known, PAUSE, Warnings};
 use super::{CATCH_UP, Controller, Item, RETRY, cloned_for, refused};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::apply::Done;
@@ -18,6 +18,7 @@ use crate::storage::class::Room;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::{cloned, plan as cloning};
 use crate::storage::datavolume::Obstacle;
+use crate::storage::datavolume::status::NOT_PROVISIONED;
 use crate::storage::names;
 use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::storage::datavolume::status::NOT_PROVISIONED;
 use crate::storage::populate::mirror::HINDRANCES;
 use crate::storage::seen::worker::Hindrance;
 
-/// Reason of a provisioner that makes no volume.
-pub(super) const NOT_PROVISIONED: &str = "ProvisioningFailed";
 /// Shortest time between two reads: each is of all events of a namespace.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// Age up to which a read serves.

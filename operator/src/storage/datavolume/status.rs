@@ -13,8 +13,10 @@ use crate::storage::seen::{Claim, Condition, DataVolume};
 
 /// Reason while the claim waits for its first consumer: nothing is wrong, so it is no event.
 const CONSUMER: &str = "WaitForFirstConsumer";
+/// Reason of a provisioner that makes no volume, as of its events.
+pub const NOT_PROVISIONED: &str = "ProvisioningFailed";
 /// Reasons while the claim has no volume.
-const PROVISIONING: [&str; 2] = ["Provisioning", "ProvisioningFailed"];
+const PROVISIONING: [&str; 2] = ["Provisioning", NOT_PROVISIONED];
 /// Reasons of workers without a fault: one that ended well, and one that runs beside it.
 const FAULTLESS: [&str; 2] = ["Completed", "Pod is running"];
 

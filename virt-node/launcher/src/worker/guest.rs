@@ -263,7 +263,7 @@ impl Guest {
                 let disks = targets(&launch, &libvirt::described(&running)?.targets);
                 let taps = launch.interfaces.into_iter().map(|one| (one.name, one.tap)).collect();
                 let mut stats = stats::of(libvirt::statistics(&running)?, &disks, &taps);
-                // A vCPU's thread may have ended meanwhile: the other counters are complete without this one.
+                // Left out where a vCPU's thread has ended during the read: the other counters are complete.
                 let affinity = pinning::affinity(&running).ok();
                 stats.numbers.extend(affinity.map(|count| (AFFINITY.to_owned(), count)));
                 Ok(Answer::Stats(stats))
