@@ -14,6 +14,9 @@ use url::Url;
 
 use crate::error::{Error, Kind};
 
+/// Patience of a pod with a source that gives nothing: the pod's end is reported, and the kubelet starts it again.
+const TO_BEGIN: Duration = Duration::from_secs(5);
+
 /// Where the image is.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Location {
@@ -228,6 +231,8 @@ pub(crate) struct Limits {
     pub(crate) stall: Duration,
     /// Failures are retried for this long without progress.
     pub(crate) patience: Duration,
+    /// The same before the first byte.
+    pub(crate) first: Duration,
 }
 
 impl Default for Limits {
@@ -238,6 +243,7 @@ impl Default for Limits {
             connections: 8,
             stall: Duration::from_secs(600),
             patience: Duration::from_secs(300),
+            first: Duration::from_secs(30),
         }
     }
 }
@@ -379,7 +385,7 @@ impl Config {
             .transpose()?;
         let user = (!access_key_id.is_empty() || !secret_key.is_empty())
             .then_some(User { name: access_key_id, secret: secret_key });
-        let limits = Limits::default();
+        let limits = Limits { first: TO_BEGIN, ..Limits::default() };
         Ok(Self {
             location,
             access: Access {

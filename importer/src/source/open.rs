@@ -114,12 +114,15 @@ fn reach(access: &Access, limits: &Limits) -> Reach {
     let (folders, files) =
         access.authorities.iter().cloned().partition(|path| path.is_dir() || !path.exists());
     let Proxy { http, https, none_for } = access.proxy.clone();
-    let default = Policy::default();
     Reach {
         trust: Trust { folders, files, insecure: access.insecure },
         proxies: Proxies { http, https, no_proxy: none_for },
         stall: limits.stall,
-        retry: Policy { patience: limits.patience, first: default.first.min(limits.patience), ..default },
+        retry: Policy {
+            patience: limits.patience,
+            first: limits.first.min(limits.patience),
+            ..Policy::default()
+        },
         connections: limits.connections,
     }
 }

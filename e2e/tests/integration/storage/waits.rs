@@ -35,12 +35,12 @@ fn expect_condition(
     reason: &str,
     words: &[&str],
 ) {
-    let (mut begun, mut imports) = (Instant::now(), false);
+    let (mut begun, mut given) = (Instant::now(), false);
     space.create("DataVolume", json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}));
     let (status, message) = until(&format!("{name} says {reason}"), || {
-        // Stock csi-provisioner may take longer for a volume: from its importer on.
-        if !imports && has_importer(space, name) {
-            (begun, imports) = (Instant::now(), true);
+        // Stock csi-provisioner may take longer for a volume.
+        if !given && has_volume(space, name) {
+            (begun, given) = (Instant::now(), true);
         }
         let (status, found, message) = space.condition(name, "Running")?;
         let all = found.contains(reason) && words.iter().all(|word| message.contains(word));
@@ -51,10 +51,12 @@ fn expect_condition(
     assert!(took < bar(REPORTED), "{name}: {took:?}: {message}");
 }
 
-fn has_importer(space: &Space, name: &str) -> bool {
+/// Whether the prime claim has its volume.
+fn has_volume(space: &Space, name: &str) -> bool {
     space.get("PersistentVolumeClaim", name).is_some_and(|claim| {
-        let uid = claim["metadata"]["uid"].as_str().unwrap();
-        space.get("Pod", &format!("importer-prime-{uid}")).is_some()
+        let prime = format!("prime-{}", claim["metadata"]["uid"].as_str().unwrap());
+        let prime = space.get("PersistentVolumeClaim", &prime);
+        prime.is_some_and(|prime| prime["status"]["phase"] == "Bound")
     })
 }
 

@@ -39,6 +39,8 @@ const REPORT_UNREAD_SECONDS: u64 = 8;
 const YOUNG: u64 = 5;
 /// Seconds in which it may start before events about its obstacles are read: the kubelet often succeeds when it tries again.
 const HINDERED_AFTER_SECONDS: u64 = 8;
+/// Seconds after which an obstacle that was met once is reported: the kubelet gives up a wait for a disk after minutes.
+const ONCE_AFTER_SECONDS: u64 = 30;
 /// Age up to which the room of nodes serves.
 const ROOM_AGE: Duration = Duration::from_secs(1);
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
@@ -374,12 +376,16 @@ impl Controller {
 
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
-        let late = age(&worker.meta).is_some_and(|age| age >= HINDERED_AFTER_SECONDS);
-        if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
+        let age = age(&worker.meta).unwrap_or_default();
+        if age < HINDERED_AFTER_SECONDS || !mirror::is_preparing(&worker) || worker.hindrance.is_some() {
             return Ok(worker);
         }
         let warnings = self.warnings_in(&worker.meta.namespace).await?;
-        Ok(match warnings.and_then(|warnings| warnings.about(&worker.meta.uid)) {
+        let met = |warnings: Arc<Warnings>| match age < ONCE_AFTER_SECONDS {
+            true => warnings.repeated(&worker.meta.uid),
+            false => warnings.about(&worker.meta.uid),
+        };
+        Ok(match warnings.and_then(met) {
             Some(hindrance) => Arc::new(Worker { hindrance: Some(hindrance), ..(*worker).clone() }),
             None => worker,
         })

@@ -17,9 +17,18 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// Age up to which a read serves.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The last warning about each object, of those with the reason of a wait; by the object's uid, with its time.
+/// The last warning about each object, of those with the reason of a wait; by the object's uid.
 #[derive(Debug, Default)]
-pub(super) struct Warnings(HashMap<String, (String, Hindrance)>);
+pub(super) struct Warnings(HashMap<String, Warning>);
+
+#[derive(Clone, Debug, Default)]
+struct Warning {
+    /// Of its last occurrence.
+    time: String,
+    /// How often warnings with such reasons occurred.
+    times: u64,
+    last: Hindrance,
+}
 
 impl Warnings {
     /// Takes an event into account.
@@ -30,15 +39,22 @@ impl Warnings {
             return;
         }
         let (uid, time) = (text(&event["involvedObject"]["uid"]), text(&event["lastTimestamp"]));
-        if self.0.get(&uid).is_none_or(|(last, _)| *last <= time) {
-            let message = text(&event["message"]);
-            self.0.insert(uid, (time, Hindrance { reason, message }));
+        let warning = self.0.entry(uid).or_default();
+        warning.times += event["count"].as_u64().unwrap_or(1);
+        if warning.time <= time {
+            warning.last = Hindrance { reason, message: text(&event["message"]) };
+            warning.time = time;
         }
     }
 
     /// The warning about an object.
     pub(super) fn about(&self, uid: &str) -> Option<Hindrance> {
-        self.0.get(uid).map(|(_, warning)| warning.clone())
+        self.0.get(uid).map(|warning| warning.last.clone())
+    }
+
+    /// The warning about an object, if one occurred more than once: what occurred once has often passed.
+    pub(super) fn repeated(&self, uid: &str) -> Option<Hindrance> {
+        self.0.get(uid).filter(|warning| warning.times > 1).map(|warning| warning.last.clone())
     }
 }
 
@@ -114,6 +130,30 @@ mod tests {
         assert_eq!(about("claim"), Some((NOT_PROVISIONED.to_owned(), "second".to_owned())));
         assert_eq!(about("pod"), Some(("FailedMount".to_owned(), "no ConfigMap".to_owned())));
         assert_eq!(about("other"), None);
+    }
+
+    #[test]
+    fn a_warning_is_repeated_when_it_occurred_twice() {
+        let mut warnings = Warnings::default();
+        let counted = |uid: &str, count: u64| {
+            let mut event = event(uid, "FailedMount", "2026-01-01T00:00:01Z", "no ConfigMap");
+            event["count"] = count.into();
+            event
+        };
+        for event in [
+            counted("once", 1),
+            counted("often", 2),
+            event("twice", "FailedMount", "2026-01-01T00:00:01Z", "no ConfigMap"),
+            event("twice", "FailedCreatePodSandBox", "2026-01-01T00:00:03Z", "no network"),
+        ] {
+            warnings.add(&event);
+        }
+        let repeated = |uid: &str| warnings.repeated(uid).map(|warning| warning.reason);
+        assert_eq!(repeated("once"), None);
+        assert!(warnings.about("once").is_some());
+        assert_eq!(repeated("often").as_deref(), Some("FailedMount"));
+        assert_eq!(repeated("twice").as_deref(), Some("FailedCreatePodSandBox"));
+        assert_eq!(repeated("other"), None);
     }
 
     #[test]
