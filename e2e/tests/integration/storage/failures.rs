@@ -22,10 +22,10 @@ fn an_image_that_appears_later_is_imported() {
     space.data_volume("disk", &json!({"http": {"url": server.url()}}), IMMEDIATE, "Filesystem", &json!({}));
     let (reason, message) = until("the server's answer is reported", || {
         let (status, reason, message) = space.condition("disk", "Running")?;
-        (status == "False" && message.contains("404")).then_some((reason, message))
+        (status == "False" && message.contains("answered 404")).then_some((reason, message))
     });
     assert_eq!(reason, "Error");
-    assert!(message.contains("404"), "{message}");
+    assert!(message.contains(&server.url()), "{message}");
     space.warned("disk", "Error", "404");
     assert_eq!(space.condition("disk", "Ready").unwrap().0, "False");
     let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
