@@ -1,8 +1,8 @@
 //! Kubernetes' own tests of a CSI driver, its External.Storage suite, on this driver. `suite/driver.yaml` declares the
 //! driver's capabilities, `suite/cases.json` lists the cases that fail, those that are left out and those with a class of
-//! their own, with reasons; both are the same for stock sidecars and for the agent. Part of `make soak`, which builds the suite, and which also runs
-//! its slow cases and those that need the cluster for themselves. FERROVIRT_FOCUS, a regular expression, chooses cases
-//! by their names.
+//! their own, with reasons; both are the same for stock sidecars and for the agent. Part of `make soak`, which builds the
+//! suite, and which also runs its slow cases and those that need the cluster for themselves. FERROVIRT_FOCUS, a regular
+//! expression, chooses cases by their names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -180,7 +180,8 @@ fn external_storage_fails_in_listed_cases_only() {
 
     // Directories are thin: they take the class, too.
     let class = json!({"driverName": DRIVER, "parameters": {"allocation": "thin"}});
-    Space::new("suite").create("VolumeAttributesClass", ATTRIBUTES, &class);
+    let space = Space::new("suite");
+    space.create("VolumeAttributesClass", ATTRIBUTES, &class);
     let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
     let mut skipped: Vec<String> = listed.left_out.keys().map(|part| exactly(part)).collect();
     if !soak {
@@ -194,7 +195,7 @@ fn external_storage_fails_in_listed_cases_only() {
         "provisioner": DRIVER, "parameters": {"storagePool": "legacy"},
         "volumeBindingMode": "Immediate", "allowVolumeExpansion": true,
     });
-    Space::new("suite").create("StorageClass", IMMEDIATE, &class);
+    space.create("StorageClass", IMMEDIATE, &class);
     let at_once = declared.replacen(CLASS, IMMEDIATE, 1);
     assert_ne!(at_once, declared);
     let immediate: Vec<String> = listed.immediate.keys().map(|part| exactly(part)).collect();
