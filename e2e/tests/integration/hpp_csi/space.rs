@@ -33,11 +33,12 @@ fn resource(kind: &str) -> (ApiResource, bool) {
         "VolumeSnapshot" => ("snapshot.storage.k8s.io", "v1", true),
         "VolumeSnapshotContent" => ("snapshot.storage.k8s.io", "v1", false),
         "CSIStorageCapacity" => ("storage.k8s.io", "v1", true),
-        "VolumeAttributesClass" => ("storage.k8s.io", "v1", false),
+        "StorageClass" | "VolumeAttributesClass" => ("storage.k8s.io", "v1", false),
         other => panic!("no kind {other}"),
     };
     let plural = match kind {
         "CSIStorageCapacity" => "csistoragecapacities".to_owned(),
+        "StorageClass" => "storageclasses".to_owned(),
         "VolumeAttributesClass" => "volumeattributesclasses".to_owned(),
         other => format!("{}s", other.to_lowercase()),
     };
