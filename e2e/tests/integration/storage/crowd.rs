@@ -63,7 +63,8 @@ fn many_data_volumes_at_once_are_imported_with_few_writes_each() {
         println!("{name}: {} writes, waited for the driver: {waited}, progress: {progress:?}", writes.len());
         // Small counts run next to other tests: one more write for a slow start.
         let most = WRITES + progress.len() + usize::from(!soak && waited);
-        assert!(!writes.is_empty() && writes.len() <= most, "{name}, waited: {waited}: {writes:#?}");
+        let running = timeline.states("Running", name);
+        assert!(!writes.is_empty() && writes.len() <= most, "{name}: {writes:#?}, {running:#?}");
     }
     assert!(!soak || took < Duration::from_secs(600), "{took:?}");
 }
