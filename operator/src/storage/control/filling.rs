@@ -166,6 +166,10 @@ impl Controller {
         let worker = worker
             .filter(|worker| written.is_some_and(|written| worker.meta.is_controlled_by(&written.meta.uid)));
         let worker = match worker {
+            Some(worker) if populated && !upload && filling::shows_start(&target) => {
+                self.report_hindrance(key, &worker).await?;
+                Some(worker)
+            }
             Some(worker) => Some(self.hindered(worker).await?),
             None => None,
         };
@@ -389,6 +393,19 @@ impl Controller {
             Some(hindrance) => Arc::new(Worker { hindrance: Some(hindrance), ..(*worker).clone() }),
             None => worker,
         })
+    }
+
+    /// Reports what keeps an importer from starting, once: on the DataVolume of the claim, as its start ([`Self::starting`]).
+    async fn report_hindrance(&self, claim: &Key, worker: &Arc<Worker>) -> Result<()> {
+        if worker.hindrance.is_some() || self.waits().get(claim).is_some_and(filling::is_hindrance) {
+            return Ok(());
+        }
+        let worker = self.hindered(Arc::clone(worker)).await?;
+        if let Some(hindrance) = filling::hindrance(&worker) {
+            self.waits().insert(claim.clone(), hindrance);
+            self.queue.add(Item::Volume(claim.clone()));
+        }
+        Ok(())
     }
 
     /// A clone without its source's description: it waits, unless it is over. Then what helped is removed.

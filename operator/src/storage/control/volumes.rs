@@ -195,7 +195,11 @@ impl Controller {
             && claim.meta.annotation(names::RUNNING).is_none()
         {
             match (starting, waits) {
-                (Some(annotations), _) => claim.meta.annotations.extend(annotations),
+                (Some(annotations), wait) => {
+                    claim.meta.annotations.extend(annotations);
+                    let hindrance = wait.filter(filling::is_hindrance);
+                    claim.meta.annotations.extend(hindrance.iter().flat_map(filling::waiting));
+                }
                 (None, Some(wait)) => claim.meta.annotations.extend(filling::waiting(&wait)),
                 (None, None) => {}
             }

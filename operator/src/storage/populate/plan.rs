@@ -510,6 +510,19 @@ pub fn starting(worker: &Worker, target: &Claim) -> Vec<(String, String)> {
     all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
+/// The obstacle that keeps a worker from starting, of those that events report.
+pub fn hindrance(worker: &Worker) -> Option<Obstacle> {
+    worker.hindrance.as_ref()?;
+    let (_, reason, message) = mirror::running_now(worker);
+    let reason = mirror::HINDRANCES.into_iter().find(|known| *known == reason)?;
+    Some(Obstacle { reason, message })
+}
+
+/// Whether an obstacle is such a one.
+pub fn is_hindrance(obstacle: &Obstacle) -> bool {
+    mirror::HINDRANCES.contains(&obstacle.reason)
+}
+
 /// Annotations that report a trouble on the claim, if they differ from those it has.
 pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
     differing(target, waiting(trouble?))
@@ -551,7 +564,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::storage::seen::worker::{Ended, State};
+    use crate::storage::seen::worker::{Ended, Hindrance, State};
 
     fn worker(name: &str, owner: &str, claim: &str, phase: &str) -> Worker {
         Worker::from(&json!({
@@ -744,6 +757,21 @@ mod tests {
                 "{annotations} {phase}: {plan:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_mount_that_fails_is_an_obstacle_and_an_image_that_is_missing_is_the_workers_state() {
+        let hindered = |reason: &str| Worker {
+            phase: "Pending".to_owned(),
+            hindrance: Some(Hindrance { reason: reason.to_owned(), message: "no ConfigMap".to_owned() }),
+            ..Worker::default()
+        };
+        let obstacle = hindrance(&hindered("FailedMount")).unwrap();
+        assert_eq!((obstacle.reason, obstacle.message.as_str()), ("FailedMount", "no ConfigMap"));
+        assert!(is_hindrance(&obstacle));
+        assert_eq!(hindrance(&hindered("ErrImagePull")), None);
+        assert_eq!(hindrance(&Worker::default()), None);
+        assert!(!is_hindrance(&Obstacle { reason: "Provisioning", message: String::new() }));
     }
 
     #[test]
