@@ -24,8 +24,12 @@ use crate::hpp_csi::{CLASS, CLUSTER, alone, provisioner};
 const REGISTRY: &str = "localhost/suite";
 /// Images that the cases use: the same files under each name.
 const IMAGES: [&str; 5] = ["agnhost", "busybox", "jessie-dnsutils", "nginx", "pause"];
-/// Of the C library and its loader, which dash and GNU dd need.
-const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu/libc.so.6", "lib64/ld-linux-x86-64.so.2"];
+/// Libraries and the loader, which bash and GNU dd need.
+const LIBRARIES: [&str; 3] = [
+    "lib/x86_64-linux-gnu/libc.so.6",
+    "lib/x86_64-linux-gnu/libtinfo.so.6",
+    "lib64/ld-linux-x86-64.so.2",
+];
 /// Cases at once.
 const AT_ONCE: &str = "4";
 /// The name of the VolumeAttributesClass in the driver's declaration.
@@ -111,7 +115,7 @@ fn import_images(suite: &Path, repositories: &Path, folder: &Path) {
     let mut members = node::shell().unwrap();
     members.insert("agnhost".into(), Member::File { from: suite.join("agnhost"), mode: 0o755 });
     // busybox's cannot write without the page cache, and its shell prefers its own.
-    members.insert("bin/sh".into(), Member::File { from: "/bin/dash".into(), mode: 0o755 });
+    members.insert("bin/sh".into(), Member::File { from: "/bin/bash".into(), mode: 0o755 });
     members.insert("bin/dd".into(), Member::File { from: "/bin/dd".into(), mode: 0o755 });
     for library in LIBRARIES {
         members.insert(library.into(), Member::File { from: Path::new("/").join(library), mode: 0o755 });
