@@ -25,11 +25,8 @@ const REGISTRY: &str = "localhost/suite";
 /// Images that the cases use: the same files under each name.
 const IMAGES: [&str; 5] = ["agnhost", "busybox", "jessie-dnsutils", "nginx", "pause"];
 /// Libraries and the loader, which bash and GNU dd need.
-const LIBRARIES: [&str; 3] = [
-    "lib/x86_64-linux-gnu/libc.so.6",
-    "lib/x86_64-linux-gnu/libtinfo.so.6",
-    "lib64/ld-linux-x86-64.so.2",
-];
+const LIBRARIES: [&str; 3] =
+    ["lib/x86_64-linux-gnu/libc.so.6", "lib/x86_64-linux-gnu/libtinfo.so.6", "lib64/ld-linux-x86-64.so.2"];
 /// Cases at once.
 const AT_ONCE: &str = "4";
 /// The name of the VolumeAttributesClass in the driver's declaration.
