@@ -56,6 +56,15 @@ fn is_young(worker: &Worker) -> bool {
     age(&worker.meta).is_some_and(|age| age <= YOUNG)
 }
 
+/// A worker as its claim reports it: a scheduler that has not seen a new volume yet finds no node for a young pod, and finds
+/// one when it tries again.
+fn settled(worker: Arc<Worker>) -> Arc<Worker> {
+    match worker.unschedulable.is_some() && is_young(&worker) {
+        true => Arc::new(Worker { unschedulable: None, ..(*worker).clone() }),
+        false => worker,
+    }
+}
+
 /// Pause before a claim is looked at again that has waited for these seconds and is reported on after `due`, so that its
 /// report is not late.
 fn until_report(waited: u64, due: u64) -> Duration {
@@ -165,7 +174,7 @@ impl Controller {
         let worker = self.caches.workers.get(&worker_key);
         let worker = worker
             .filter(|worker| written.is_some_and(|written| worker.meta.is_controlled_by(&written.meta.uid)));
-        let worker = match worker {
+        let worker = match worker.map(settled) {
             Some(worker) if populated && !upload && filling::shows_start(&target) => {
                 self.report_hindrance(key, &worker).await?;
                 Some(worker)
@@ -572,6 +581,19 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_without_a_node_is_reported_when_it_is_no_longer_young() {
+        let worker = |seconds: u64| {
+            Arc::new(Worker {
+                meta: Meta { created: time::text(time::now() - seconds), ..Meta::default() },
+                unschedulable: Some("0/1 nodes are available".to_owned()),
+                ..Worker::default()
+            })
+        };
+        assert_eq!(settled(worker(1)).unschedulable, None);
+        assert!(settled(worker(YOUNG + 2)).unschedulable.is_some());
+    }
 
     #[test]
     fn a_claim_is_looked_at_again_when_its_report_is_due() {
