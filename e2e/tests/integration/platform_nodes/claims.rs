@@ -89,12 +89,6 @@ fn added(second: &Second, before: &Volumes) -> Volumes {
     now.into_iter().map(|(node, names)| (node, &names - &before[node])).collect()
 }
 
-/// Kills a program; its pods go, so that none waits longer and longer for its restart.
-fn kill(program: Program) {
-    PLACE.until(NAMESPACE, &format!("{program:?} runs"), || program.process());
-    program.kill(true);
-}
-
 /// Gives the volumes to stock sidecars, or to the agents.
 fn provide_by(sidecars: &Value) {
     pools::patch(&json!({"metadata": {"annotations": {"ferrovirt.io/sidecars": sidecars}}}));
@@ -110,7 +104,8 @@ fn disturbed(steps: usize, dice: &mut Dice, mut step: impl FnMut(usize)) {
         } else if number == steps * 2 / 3 {
             provide_by(&Value::Null);
         }
-        kill(KILLED[usize::try_from(dice.next(3)).unwrap()]);
+        // Its pods go, so that none waits longer and longer for its restart.
+        KILLED[usize::try_from(dice.next(3)).unwrap()].kill(true);
     }
 }
 

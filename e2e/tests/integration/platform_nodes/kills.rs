@@ -140,7 +140,7 @@ impl Program {
 
     /// Kills it; of pods that are started again later and later, the pod goes too.
     pub(crate) fn kill(self, again: bool) {
-        let process = self.process().unwrap_or_else(|| panic!("{self:?} does not run: {:#?}", processes()));
+        let process = PLACE.until(NAMESPACE, &format!("{self:?} runs"), || self.process());
         kill_process(process, Signal::KILL).unwrap();
         let label = match self {
             Self::Operator => "app=ferrovirt-operator",
