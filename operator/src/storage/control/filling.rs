@@ -59,7 +59,8 @@ fn is_young(worker: &Worker) -> bool {
 /// A worker as its claim reports it: a scheduler that has not seen a new volume yet finds no node for a young pod, and finds
 /// one when it tries again.
 fn settled(worker: Arc<Worker>) -> Arc<Worker> {
-    match worker.unschedulable.is_some() && is_young(&worker) {
+    let young = age(&worker.meta).is_some_and(|age| age < HINDERED_AFTER_SECONDS);
+    match young && worker.unschedulable.is_some() {
         true => Arc::new(Worker { unschedulable: None, ..(*worker).clone() }),
         false => worker,
     }
@@ -592,7 +593,7 @@ mod tests {
             })
         };
         assert_eq!(settled(worker(1)).unschedulable, None);
-        assert!(settled(worker(YOUNG + 2)).unschedulable.is_some());
+        assert!(settled(worker(HINDERED_AFTER_SECONDS)).unschedulable.is_some());
     }
 
     #[test]
