@@ -111,7 +111,7 @@ fn import_images(suite: &Path, repositories: &Path, folder: &Path) {
     assert!(tags.len() >= IMAGES.len(), "{listed}");
     let mut members = node::shell().unwrap();
     members.insert("agnhost".into(), Member::File { from: suite.join("agnhost"), mode: 0o755 });
-    // busybox's cannot write without the page cache, and its shell prefers its own.
+    // busybox's dd cannot write without the page cache, and busybox's shell prefers it to a program of that name.
     members.insert("bin/sh".into(), Member::File { from: "/bin/bash".into(), mode: 0o755 });
     members.insert("bin/dd".into(), Member::File { from: "/bin/dd".into(), mode: 0o755 });
     for library in LIBRARIES {

@@ -37,7 +37,7 @@ const REPORT_AFTER_SECONDS: u64 = 6;
 const REPORT_UNREAD_SECONDS: u64 = 8;
 /// Seconds in which a worker's pod may start before its start is reported.
 const YOUNG: u64 = 5;
-/// Seconds in which it may start before events about its obstacles are read: the kubelet often succeeds when it tries again.
+/// Seconds in which it may start before its obstacles are reported: scheduler and kubelet often succeed when they try again.
 const HINDERED_AFTER_SECONDS: u64 = 8;
 /// Seconds after which an obstacle that was met once is reported: the kubelet gives up a wait for a disk after minutes.
 const ONCE_AFTER_SECONDS: u64 = 30;
